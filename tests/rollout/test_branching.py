@@ -174,20 +174,15 @@ def test_equal_parallel_calls_keep_their_places():
                 await asyncio.sleep(0)
             return ChatReply(f"reply {seed}", "stop")
 
-    agents = {"a": AgentSpec("a", policy="slow"), "b": AgentSpec("b", policy="slow")}
-
     async def solve(task: Task, team: Team) -> str:
         replies = await asyncio.gather(team.a("same"), team.a("same"), team.a("same"))
         return " | ".join([*replies, await team.b("last")])
 
-    def scheduler() -> Scheduler:
-        return Scheduler({"default": Sampled(), "slow": FirstIsSlow()})
-
-    before = asyncio.run(run_rollout(Rollout(TASK, "u", "t", (1,)), solve, agents, scheduler(), Sampling()))
+    agents = {"a": AgentSpec("a"), "b": AgentSpec("b")}
+    before = recorded(solve, agents, FirstIsSlow())
     assert [step.info.get("call_number") for step in before.steps] == [2, 3, 1, None]
     for at in range(5):
-        rollout = Rollout(TASK, "u", f"t~{at}", (2,))
-        after = asyncio.run(run_branch(before, at, rollout, solve, agents, scheduler(), Sampling()))
+        after = branch(before, at, solve, agents=agents, client=FirstIsSlow())
         assert REFUSED not in after.info
         same = [one == other for one, other in zip(before.answer.split(" | "), after.answer.split(" | "), strict=True)]
         assert same == [at > 2, at > 0, at > 1, at > 3]

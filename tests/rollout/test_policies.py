@@ -1,7 +1,6 @@
 """The policies of a recipe, and the agents that act through them."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -81,17 +80,21 @@ def test_recipe_with_policies_survives_serialization(file: Path, tmp_path: Path)
 BOTH = {"a": {}, "b": {"policy": "far"}}
 
 
-def refusal_of(file: Path, agents: object, policies: object) -> str:
-    """Return the error of a recipe with these agents and policies."""
-    with pytest.raises(ConfigError) as caught:
-        load_recipe(with_policies(file, agents=agents, policies=policies))
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+INVALID = [
+    ({**SERVED, "trainable": True}, r"policies.far.trainable: a model behind an endp"),
+    ({"endpoint": {"base_url": "http://h/v1"}}, r"far.endpoint.model: expected the m"),
+    ({**SERVED, "model": {"path": "n"}}, r"endpoint.model: .* got 'm' and 'n'"),
+    ({"endpoint": {"url": "http://h"}}, r"unknown key 'policies.far.endpoint.url'"),
+    ({"endpiont": {}}, r"'policies.far.endpiont' \(did you mean 'policies.far.endpoint'"),
+    ({"endpoint": 7}, r"policies.far.endpoint: expected a mapping of options, got 7"),
+    ({"model": {"path": 3}}, r"policies.far.model.path: expected a Hugging Face folder, .* got 3"),
+]
 
 
 @pytest.mark.parametrize(
     ("agents", "policies", "message"),
     [
+        *((BOTH, {"default": {}, "far": policy}, message) for policy, message in INVALID),
         ({"a": {"policy": "defualt"}}, {}, r"team.agents.a.policy: 'defualt' is no policy .*did you mean 'default'"),
         ({"a": {}}, {"solver": {}}, r"team.agents.a.policy: 'default' is no policy of the recipe; there is solver"),
         (BOTH, {"default": {}, "far": {}, "fat": {}}, r"policies.fat: no agent acts .* \(did you mean 'far'\?\)"),
@@ -99,26 +102,12 @@ def refusal_of(file: Path, agents: object, policies: object) -> str:
         ({"a": {}}, {"default": {"trainable": False}}, r"policies: expected one at least that is trained"),
     ],
 )
-def test_policies_that_do_not_fit_the_team_are_refused(
+def test_invalid_policies_are_refused_by_name(
     file: Path, agents: dict[str, object], policies: dict[str, object], message: str
 ) -> None:
-    assert re.search(message, refusal_of(file, agents, policies))
-
-
-@pytest.mark.parametrize(
-    ("policy", "message"),
-    [
-        ({**SERVED, "trainable": True}, r"policies.far.trainable: a model behind an endp"),
-        ({"endpoint": {"base_url": "http://h/v1"}}, r"far.endpoint.model: expected the m"),
-        ({**SERVED, "model": {"path": "n"}}, r"endpoint.model: .* got 'm' and 'n'"),
-        ({"endpoint": {"url": "http://h"}}, r"unknown key 'policies.far.endpoint.url'"),
-        ({"endpiont": {}}, r"'policies.far.endpiont' \(did you mean 'policies.far.endpoint'"),
-        ({"endpoint": 7}, r"policies.far.endpoint: expected a mapping of options, got 7"),
-        ({"model": {"path": 3}}, r"policies.far.model.path: expected a Hugging Face folder, .* got 3"),
-    ],
-)
-def test_invalid_policy_is_refused_by_key(file: Path, policy: dict[str, object], message: str) -> None:
-    assert re.search(message, refusal_of(file, BOTH, {"default": {}, "far": policy}))
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_recipe(with_policies(file, agents=agents, policies=policies))
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -129,9 +118,7 @@ def test_invalid_policy_is_refused_by_key(file: Path, policy: dict[str, object],
         ("base_url='http://[::1/v1'", r"base_url: expected an address such as"),
         ("api_key_env=sk-abcdefghijklmnopqrstuvwxyz", r"api_key_env: expected the name of an environment variable"),
         ("timeout=0", r"policies.big.endpoint.timeout: expected a number above 0"),
-        ("timeout=soon", r"policies.big.endpoint.timeout: "),
         ("give_up_after=.inf", r"policies.big.endpoint.give_up_after: expected a number above 0"),
-        ("max_in_flight=0", r"policies.big.endpoint.max_in_flight: expected a number above 0"),
         ("max_retries=-1", r"policies.big.endpoint.max_retries: expected a number of at least 0"),
         ("headers={Authorization: Bearer x}", r"headers.Authorization: is not to be set here; a key goes into"),
         ("headers={api-key: x}", r"headers.api-key: is not to be set here"),

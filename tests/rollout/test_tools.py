@@ -433,8 +433,6 @@ def test_template_without_tools_gets_them_in_the_system_prompt():
     )
     assert text.startswith("<|system|>Be brief.\n\nYou may call functions.")
     assert '"name": "weather"' in text
-    native, _ = chat_tokenizer(HERMES).encode(TALK, [Tool.from_function(weather).schema])
-    assert native.startswith('<|system|>{"type": "function"')
 
 
 def test_openai_calls_and_results_render_in_every_template():
@@ -448,7 +446,6 @@ def test_openai_calls_and_results_render_in_every_template():
     assert '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>' in text
     responses = "<tool_response>\n21 C\n</tool_response>\n<tool_response>\nrain\n</tool_response>"
     assert f"<|user|>{responses}<|end|>" in text
-    assert "<tool_response>21 C</tool_response>" in chat_tokenizer(HERMES).encode(messages)[0]
 
 
 # In a step

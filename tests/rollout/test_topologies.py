@@ -119,7 +119,6 @@ PLAIN = r"prompt: expected a plain function of \(task, agent, replies\)"
     ("make", "arguments", "options", "message"),
     [
         (topologies.chain, (), {}, "expected at least one"),
-        (topologies.debate, (), {}, "expected at least one"),
         (topologies.boss, ("ann",), {}, "expected at least one"),
         (
             topologies.chain,
@@ -128,7 +127,6 @@ PLAIN = r"prompt: expected a plain function of \(task, agent, replies\)"
             r"chain: agents: .*arguments of their own.* \(\['ann', 'bob'\],\)",
         ),
         (topologies.chain, ("ann", 5), {}, r"chain: agents: .* got \('ann', 5\)"),
-        (topologies.chain, ("ann",), {"prompt": "x"}, f"chain: {PLAIN}, got 'x'"),
         (topologies.chain, ("ann",), {"prompt": later}, f"chain: {PLAIN}, got <function later"),
         (topologies.chain, ("ann",), {"prompt": lambda task, agent: "x"}, f"chain: {PLAIN}, got <function"),
         (topologies.debate, ("ann",), {"rounds": 1.5}, "debate: rounds: expected a whole number, 0 or more, got 1.5"),

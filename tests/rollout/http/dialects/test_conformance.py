@@ -222,6 +222,23 @@ def test_unknown_field_of_an_object_is_ignored_and_listed(dialect, more, place):
     assert parsed(DIALECTS[dialect].request, json.dumps(body).encode()).ignored() == (f"{place}unknown",)
 
 
+ANY, FORM = {"type": "any"}, {"format": {"type": "json_schema", "schema": {}}}
+REASONING = ["reasoning.encrypted_content"]
+ALLOWED = [
+    ("openai_responses", {**RESPONSE, "text": FORM, "include": REASONING}, "include text.format"),
+    ("anthropic_messages", {**MESSAGE, "output_config": FORM, "tool_choice": ANY}, "output_config.format tool_choice"),
+]
+
+
+@pytest.mark.parametrize(("dialect", "body", "names"), ALLOWED)
+def test_refused_fields_are_ignored_if_allowed(dialect, body, names):
+    allowed = tuple(names.split())
+    request = parsed(DIALECTS[dialect].request, json.dumps(body).encode())
+    assert request.ignored(allowed) == allowed
+    with pytest.raises(RefusedError, match=f"^{allowed[-1]}: "):
+        request.ignored(allowed[:-1])
+
+
 def test_unknown_field_of_a_chat_message_reaches_the_template():
     body = {**CHAT, "messages": [{"role": "user", "content": [{"type": "text", "text": "x"}], **UNKNOWN}]}
     request = parsed(DIALECTS["openai_chat"].request, json.dumps(body).encode())

@@ -148,6 +148,22 @@ def encoded(dialect: str, **body):
     return MODEL.encode(prompt, request.schemas or ())
 
 
+SYSTEM_PROMPTS = [
+    ("openai_chat", {"messages": [{"role": "developer", "content": SYSTEM}, *HELLO]}),
+    ("openai_responses", {"input": [{"role": "developer", "content": SYSTEM}, *HELLO]}),
+    ("anthropic_messages", {"messages": [{"role": "system", "content": SYSTEM}, *HELLO]}),
+    (
+        "anthropic_messages",
+        {"messages": HELLO, "system": [{"type": "text", "text": text} for text in ("You ", "add.")]},
+    ),
+]
+
+
+@pytest.mark.parametrize(("dialect", "body"), SYSTEM_PROMPTS)
+def test_system_prompt_has_several_forms(dialect, body):
+    assert encoded(dialect, **body) == encoded("openai_chat", messages=[{"role": "system", "content": SYSTEM}, *HELLO])
+
+
 @given(conversations(), st.booleans())
 def test_conversation_is_the_same_prompt_in_every_dialect(conversation, tools):
     system, turns = conversation
