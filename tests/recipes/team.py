@@ -6,12 +6,18 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any
 
+from creditflow._utils.loading import load_object
 from creditflow.config import load_recipe
 from creditflow.data import Task, Trajectory
 from creditflow.rewards import RewardManager, load_reward_functions
 from creditflow.rollout import AgentSpec, Rollout, Sampling, Scheduler, run_rollouts
-from tests.builders import make_trajectory, step
+from tests.builders import Scripted, make_trajectory, step
 from tests.paths import RECIPES
+
+
+def loader(recipe: str) -> Callable[[str], Any]:
+    """A function that loads objects of a recipe's file by name."""
+    return lambda name: load_object(f"{recipe}.py:{name}", RECIPES, "test")
 
 
 @cache
@@ -33,6 +39,24 @@ def scored_rollout(
         return trajectory
 
     return asyncio.run(main())
+
+
+def run_recipe(
+    recipe: str, task: Task, systems: Mapping[str, str], answer: Callable[[str], bytes], workflow: str = "solve"
+) -> tuple[Trajectory, Scripted]:
+    """The scored trajectory of a team with one model, and the model. `systems`: system prompts by agent."""
+    model = Scripted(answer)
+    agents = {name: AgentSpec(system=system) for name, system in systems.items()}
+    return scored_rollout(loader(recipe)(workflow), task, agents, {"default": model}, functions_of(recipe)), model
+
+
+def agents_of(trajectory: Trajectory) -> str:
+    """The initials of the agents of its steps."""
+    return "".join(step.agent[0] for step in trajectory.steps)
+
+
+def scores_of(trajectory: Trajectory) -> list[float]:
+    return [score.value for step in trajectory.steps for score in step.scores.values()]
 
 
 def spoken(

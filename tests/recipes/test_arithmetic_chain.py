@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from creditflow._utils.loading import load_object
 from creditflow.config import load_recipe
 from creditflow.data import Step, Task, Trajectory, TrajectoryBatch
 from creditflow.engines.common.components import build_components
-from creditflow.rollout import AgentSpec
-from tests.builders import Scripted, examples
+from tests.builders import examples
 from tests.paths import RECIPES
-from tests.recipes.team import functions_of, scored_rollout
+from tests.recipes.team import agents_of, loader, run_recipe, scores_of
+
+recipe = loader("arithmetic_chain")
 
 STORY = "Ann has 4 7 . gets 0 5 . makes it double . loses 1 3 ."
 PLAN = "4 7 ; + 0 5 ; * 0 2 ; - 1 3"
@@ -32,21 +32,10 @@ SIGN_OF_VERB = {
 }
 
 
-def recipe(name: str):
-    return load_object(f"arithmetic_chain.py:{name}", RECIPES, "test")
-
-
-def run_team(
-    answer: Callable[[str], str], task: Task = TASK, *, solve: Callable | None = None, **more: str
-) -> tuple[Trajectory, list[str]]:
-    """The scored trajectory, and the prompts in order.
-
-    `solve`: another workflow; `more`: further agents' system prompts.
-    """
-    agents = {name: AgentSpec(system=system) for name, system in (SYSTEM | more).items()}
-    model = Scripted(lambda prompt: answer(prompt).encode())
-    functions = functions_of("arithmetic_chain")
-    return scored_rollout(solve or recipe("solve"), task, agents, {"default": model}, functions), model.prompts
+def run_team(answer: Callable[[str], str]) -> tuple[Trajectory, list[str]]:
+    """The scored trajectory, and the prompts in order."""
+    trajectory, model = run_recipe("arithmetic_chain", TASK, SYSTEM, lambda prompt: answer(prompt).encode())
+    return trajectory, model.prompts
 
 
 def a_good_team(prompt: str) -> str:
@@ -63,14 +52,6 @@ def a_good_team(prompt: str) -> str:
 def a_good_team_but(said: dict[str, str]) -> Callable[[str], str]:
     """The good team with other answers to the prompts in `said`."""
     return lambda prompt: said[prompt] if prompt in said else a_good_team(prompt)
-
-
-def agents_of(trajectory: Trajectory) -> str:
-    return "".join(step.agent[0] for step in trajectory.steps)
-
-
-def scores_of(trajectory: Trajectory) -> list[float]:
-    return [score.value for step in trajectory.steps for score in step.scores.values()]
 
 
 # The arithmetic and the tasks
@@ -365,15 +346,10 @@ def test_recipe_builds_with_its_weights(name: str, operations: int, weights: dic
     outcome, *sub_rewards = components.rewards.functions
     assert (outcome.name, outcome.level) == ("answer_right", "outcome")
     assert {function.name: function.weight for function in sub_rewards} == weights
-    assert [function.agent_match.pattern for function in sub_rewards] == ["planner", "executor", "verifier"]
     assert loaded.config.algorithm.resolved().outcome_to == outcome_to
     assert {agent: spec.system for agent, spec in components.agents.items()} == SYSTEM
-    assert components.workflow is recipe("solve")
     assert components.stratum is recipe("candidate_kind")
-    assert (len(components.train_tasks), len(components.val_tasks)) == (16, 4)
-    assert {task.extra_info["plan"].count(";") for task in (*components.train_tasks, *components.val_tasks)} == {
-        operations
-    }
+    assert {task.extra_info["plan"].count(";") for task in components.train_tasks} == {operations}
 
 
 # The warm-up

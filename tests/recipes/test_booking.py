@@ -4,19 +4,14 @@ import random
 
 import pytest
 
-from creditflow._utils.loading import load_object
 from creditflow.config import load_recipe
 from creditflow.rollout import AgentSpec
 from tests.builders import Scripted
 from tests.paths import RECIPES
-from tests.recipes.team import functions_of, scored_rollout
+from tests.recipes.team import functions_of, loader, scored_rollout
 
 RECIPE = load_recipe(RECIPES / "booking.yaml")
-
-
-def of_recipe(name):
-    return load_object(f"booking.py:{name}", RECIPES, "test")
-
+of_recipe = loader("booking")
 
 TASK = of_recipe("make_task")(random.Random(0), 0, "test")
 TRIP = dict(zip(TASK.ground_truth.split()[::2], TASK.ground_truth.split()[1::2], strict=True))

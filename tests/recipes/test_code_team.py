@@ -7,17 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from creditflow._utils.loading import load_object
-from creditflow.data import Trajectory, TrajectoryBatch
+from creditflow.data import TrajectoryBatch
 from creditflow.data.datasets import load_tasks
 from creditflow.rewards import RewardManager
 from creditflow.rewards.support.test_cases import CaseCall, alike
-from creditflow.rollout import AgentSpec
-from tests.builders import Scripted
 from tests.paths import RECIPES
-from tests.recipes.team import functions_of, scored_rollout, spoken
+from tests.recipes.team import functions_of, loader, run_recipe, spoken
 from tests.sandbox import boxes
 
+recipe = loader("code_team")
 TASKS = load_tasks(str(RECIPES / "code_tasks.jsonl"), RECIPES, {}, "train")
 CLAMP = TASKS[1]  # clamp(value, low, high)
 TEAM = {"c": "coder", "t": "tester", "r": "reviewer"}
@@ -25,10 +23,6 @@ FENCE = "```"
 
 RIGHT = f"{FENCE}python\ndef clamp(value, low, high):\n    return max(low, min(value, high))\n{FENCE}"
 WRONG = f"{FENCE}python\ndef clamp(value, low, high):\n    return max(low, value)\n{FENCE}"  # fails one test of seven
-
-
-def recipe(name: str):
-    return load_object(f"code_team.py:{name}", RECIPES, "test")
 
 
 @pytest.fixture(scope="module")
@@ -54,21 +48,6 @@ def test_eight_of_forty_tasks_are_held_out():
     assert not {task.extra_info["name"] for task in train} & {task.extra_info["name"] for task in val}
 
 
-@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.extra_info["name"])
-def test_task_is_complete_and_hides_its_solution(task):
-    name = task.extra_info["name"]
-    tests = json.loads(task.ground_truth)
-    assert len(tests) >= 6
-    assert 2 <= len(task.extra_info["mutants"]) <= 3
-    assert task.text.startswith(f"def {name}(")
-    assert all(name in test["call"] for test in tests)
-    for program in (task.extra_info["reference"], *task.extra_info["mutants"]):
-        assert recipe("defines")(program, name)
-        assert program.split("\n", 1)[1] not in task.text
-    for test in tests:  # a tester could write it
-        assert recipe("check_in")(f"assert {test['call']} == {test['expect']!r}", name) is not None
-
-
 def value_of(program, call):
     names = {}
     exec(program, names)
@@ -79,10 +58,20 @@ def value_of(program, call):
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.extra_info["name"])
-def test_reference_passes_and_mutants_fail(task):
+def test_task_hides_its_reference_which_alone_passes(task):
+    name = task.extra_info["name"]
+    tests = json.loads(task.ground_truth)
+    assert len(tests) >= 6
+    assert 2 <= len(task.extra_info["mutants"]) <= 3
+    assert task.text.startswith(f"def {name}(")
+    assert all(name in test["call"] for test in tests)
     for program in (task.extra_info["reference"], *task.extra_info["mutants"]):
-        right = [alike(value_of(program, test["call"]), test["expect"]) for test in json.loads(task.ground_truth)]
+        assert recipe("defines")(program, name)
+        assert program.split("\n", 1)[1] not in task.text
+        right = [alike(value_of(program, test["call"]), test["expect"]) for test in tests]
         assert all(right) == (program == task.extra_info["reference"])
+    for test in tests:  # a tester could write it
+        assert recipe("check_in")(f"assert {test['call']} == {test['expect']!r}", name) is not None
 
 
 # Reading
@@ -214,10 +203,8 @@ def test_coder_earns_a_share_and_the_team_all_or_nothing(box, code, passed, outc
 # The trajectory
 
 
-def run_team(answer) -> tuple[Trajectory, Scripted]:
-    model = Scripted(answer)
-    agents = {name: AgentSpec(system=name.upper()) for name in TEAM.values()}
-    return scored_rollout(recipe("solve"), CLAMP, agents, {"default": model}, functions_of("code_team")), model
+def run_team(answer):
+    return run_recipe("code_team", CLAMP, {name: name.upper() for name in TEAM.values()}, answer)
 
 
 def a_good_team(prompt: str) -> bytes:
@@ -226,14 +213,6 @@ def a_good_team(prompt: str) -> bytes:
     if prompt.startswith("TESTER"):
         return f"{LOW}\n{HIGH}\n{FALSE}".encode()
     return f"{HIGH}\nreject: there is no upper bound".encode()
-
-
-def values(trajectory: Trajectory) -> list[tuple[str, float]]:
-    return [
-        (step.agent, pytest.approx(score.value))
-        for step in sorted(trajectory.steps, key=lambda step: (step.turn, step.agent))
-        for score in step.scores.values()
-    ]
 
 
 def test_rollout_runs_from_draft_to_rewritten_code(box):
@@ -246,7 +225,8 @@ def test_rollout_runs_from_draft_to_rewritten_code(box):
     assert again.parents == (coder.index, reviewer.index) == (coder.index, 2)
     assert trajectory.answer_steps == (3,)
     assert trajectory.answer == RIGHT
-    assert values(trajectory) == [("coder", 6 / 7), ("reviewer", 1.0), ("tester", 2 / 3), ("coder", 1.0)]
+    scores = [next(iter(step.scores.values())).value for step in (coder, reviewer, tester, again)]
+    assert scores == pytest.approx([6 / 7, 1.0, 2 / 3, 1.0])
     assert trajectory.outcome.value == 1.0
     assert [recipe("code_kind")(step) for step in trajectory.steps[2:]] == ["defined", None]
     # An agent sees the responses of its parents, and nothing of the solution.

@@ -5,21 +5,18 @@ import statistics
 
 import pytest
 
-from creditflow._utils.loading import load_object
 from creditflow.config import load_recipe
 from creditflow.credit import assign
 from creditflow.data import Task, TrajectoryBatch
-from creditflow.rewards import RewardManager, load_reward_functions
+from creditflow.rewards import RewardManager
 from creditflow.rollout import AgentSpec, Rollout, Scheduler, run_rollouts
 from creditflow.rollout.recorder import Sampling
 from tests.builders import Scripted
 from tests.paths import RECIPES
+from tests.recipes.team import functions_of, loader
 
+of_recipe = loader("dapo")
 QUESTION = Task("math_dapo", ({"role": "user", "content": "What is 33 + 1? End with Answer: $Answer"},), "34")
-
-
-def of_recipe(name):
-    return load_object(f"dapo.py:{name}", RECIPES, "test")
 
 
 @pytest.mark.parametrize(
@@ -39,23 +36,16 @@ def test_answer_follows_the_last_answer_colon_near_the_end(text, expected):
 
 def test_dapo_32b_has_dapo_credit_and_grpo_advantages():
     recipe = load_recipe(RECIPES / "dapo_32b.yaml")
-    said = {
-        b"1": (b"", b"Answer: 34"),
-        b"2": (b"x" * 17408, b"Answer: 34"),
-        b"3": (b"x" * 20470, b"Answer: 35"),
-        b"4": (b"", b"no idea"),
-    }
+    replies = iter([b"Answer: 34", b"x" * 17408 + b"Answer: 34", b"x" * 20470 + b"Answer: 35", b"no idea"])
     rewards = [1.0, 1 - 1034 / 4096, -1 - 4096 / 4096, -1.0]  # 16,384 tokens are free, 10 are the answer's
 
-    counter = iter(said.values())
-    model = Scripted(lambda prompt: b"".join(next(counter)))
-    functions = load_reward_functions(recipe.config.reward.functions, RECIPES, ["solver"])
+    model = Scripted(lambda prompt: next(replies))
     rollouts = [Rollout(QUESTION, "u", f"u-{n}", (n,)) for n in range(4)]
     sampling = Sampling(max_tokens=20480, max_prompt_tokens=2048)
     trajectories = asyncio.run(
         run_rollouts(rollouts, of_recipe("solve"), {"solver": AgentSpec()}, Scheduler({"default": model}, 1), sampling)
     )
-    asyncio.run(RewardManager(functions, 0.0).score(trajectories))
+    asyncio.run(RewardManager(functions_of("dapo_32b"), 0.0).score(trajectories))
     assignment = assign(TrajectoryBatch.from_trajectories(trajectories), recipe.config.algorithm)
 
     mean, spread = statistics.mean(rewards), statistics.stdev(rewards)

@@ -6,23 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from creditflow._utils.loading import load_object
 from creditflow.data import Task, Trajectory, TrajectoryBatch
 from creditflow.data.datasets import gsm8k_tasks
 from creditflow.rewards import RewardManager
-from creditflow.rollout import AgentSpec
-from tests.builders import Scripted
-from tests.paths import GSM8K, RECIPES
-from tests.recipes.team import functions_of, scored_rollout, spoken
+from tests.paths import GSM8K
+from tests.recipes.team import agents_of, functions_of, loader, run_recipe, scores_of, spoken
 
+recipe = loader("gsm8k_team")
 TASKS = gsm8k_tasks(GSM8K)
 NATALIA = TASKS[0]  # 48/2=24, 48+24=72
 BETTY = TASKS[2]  # 100/2=50, 15*2=30, 100-50-30-15=5
 TEAM = {"p": "planner", "e": "executor", "v": "verifier"}
-
-
-def recipe(name: str):
-    return load_object(f"gsm8k_team.py:{name}", RECIPES, "test")
 
 
 def last_score(function: str, trajectory: Trajectory) -> float:
@@ -144,10 +138,8 @@ def test_solution_without_calculations_scores_only_the_outcome():
     assert trajectory.outcome.value == 1.0
 
 
-def run_team(answer) -> tuple[Trajectory, Scripted]:
-    model = Scripted(answer)
-    agents = {name: AgentSpec(system=name.upper()) for name in TEAM.values()}
-    return scored_rollout(recipe("solve"), NATALIA, agents, {"default": model}, functions_of("gsm8k_team")), model
+def run_team(answer):
+    return run_recipe("gsm8k_team", NATALIA, {name: name.upper() for name in TEAM.values()}, answer)
 
 
 def a_good_team(prompt: str) -> bytes:
@@ -162,10 +154,10 @@ def a_good_team(prompt: str) -> bytes:
 
 def test_rollout_runs_from_plan_to_answer_with_a_retry():
     trajectory, model = run_team(a_good_team)
-    assert "".join(step.agent[0] for step in trajectory.steps) == "peveve"
+    assert agents_of(trajectory) == "peveve"
     assert [step.parents for step in trajectory.steps] == [(), (0,), (1,), (0, 2), (3,), (3, 4)]
     assert trajectory.answer == "#### 72"
-    assert [next(iter(step.scores.values())).value for step in trajectory.steps] == [1.0, 1.0, 1.0, 0.0, 1.0, 1.0]
+    assert scores_of(trajectory) == [1.0, 1.0, 1.0, 0.0, 1.0, 1.0]
     assert trajectory.outcome.value == 1.0
     assert "24" in model.prompts[3]  # the first result reaches the second turn
     assert not any("<<" in prompt for prompt in model.prompts)

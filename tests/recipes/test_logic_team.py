@@ -9,16 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from creditflow._utils.loading import load_object
 from creditflow.config import load_recipe
 from creditflow.data import Step, Task
 from creditflow.data.datasets import load_tasks
 from creditflow.plugins.gym.tasks import gym_entry
-from creditflow.rollout import AgentSpec
-from tests.builders import Scripted
-from tests.paths import RECIPES
-from tests.recipes.team import functions_of, scored_rollout
+from tests.recipes.team import loader, run_recipe, scores_of
 
+recipe = loader("logic_team")
 ENTRY = {
     "question": "?",
     "answer": "0",
@@ -32,21 +29,10 @@ TASK = Task(
 )
 
 
-def recipe(name: str):
-    return load_object(f"logic_team.py:{name}", RECIPES, "test")
-
-
-AGENTS = {name: AgentSpec(system="Compute.") for name in ("gate", "judge")}
-
-
-def run_team(answer, task=TASK):
+def run_team(answer):
     """The scored trajectory of one rollout."""
-    model = Scripted(lambda prompt: answer(prompt.splitlines()[-1]).encode())
-    return scored_rollout(recipe("solve"), task, AGENTS, {"default": model}, functions_of("logic_team"))
-
-
-def scores(trajectory):
-    return [value.value for step in trajectory.steps for value in step.scores.values()]
+    systems = {"gate": "Compute.", "judge": "Compute."}
+    return run_recipe("logic_team", TASK, systems, lambda prompt: answer(prompt.splitlines()[-1]).encode())[0]
 
 
 def right(gate: str) -> str:
@@ -68,12 +54,12 @@ def test_right_team_solves_the_circuit():
     assert [step.response for step in trajectory.steps] == ["1 nand 1 = 0", "1 and 0 = 0", "0 or 0 = 0"]
     assert trajectory.steps[2].parents == (0, 1)
     assert (trajectory.answer, trajectory.outcome.value) == ("0", 1.0)
-    assert scores(trajectory) == [1.0, 1.0, 1.0]
+    assert scores_of(trajectory) == [1.0, 1.0, 1.0]
 
 
 def test_wrong_gate_loses_its_own_score_and_the_outcome():
     trajectory = run_team(lambda gate: "1 nand 1 = 1" if gate == "1 nand 1" else right(gate))
-    assert scores(trajectory) == [0.0, 1.0, 1.0]
+    assert scores_of(trajectory) == [0.0, 1.0, 1.0]
     assert (trajectory.answer, trajectory.outcome.value) == ("1", 0.0)
 
 
@@ -108,21 +94,22 @@ def test_only_the_exact_equation_scores(response):
     assert bit_score(response) == 0.0
 
 
-def loaded(name: str) -> tuple[list[Task], list[Task]]:
-    """The training and the validation tasks of a recipe."""
-    config = load_recipe(name).config.data
-    return load_tasks(config.train_files, Path(), {}, "train"), load_tasks(config.val_files, Path(), {}, "val")
+@cache
+def loaded() -> tuple[list[Task], list[Task]]:
+    """The training and the validation tasks."""
+    data = load_recipe("logic_team").config.data
+    return load_tasks(data.train_files, Path(), {}, "train"), load_tasks(data.val_files, Path(), {}, "val")
 
 
 def test_circuit_agrees_with_the_familys_answer():
-    for task in loaded("logic_team")[0]:
+    for task in loaded()[0]:
         (first, second), last = recipe("circuit_of")(task)
         bits = [recipe("true_bit")(gate) for gate in (first, second)]
         assert recipe("true_bit")(f"{bits[0]} {last} {bits[1]}") == gym_entry(task)["answer"]
 
 
 def test_training_and_validation_problems_are_disjoint():
-    train, val = loaded("logic_team")
+    train, val = loaded()
     assert (len(train), len(val)) == (200, 56)
     assert not {task.text for task in train} & {task.text for task in val}
     problems = [{task.extra_info["problem"] for task in tasks} for tasks in (train, val)]

@@ -7,14 +7,12 @@ from collections.abc import Mapping
 
 import pytest
 
-from creditflow._utils.loading import load_object
 from creditflow.data import Step, Task, Trajectory
-from creditflow.rollout import AgentSpec
-from tests.builders import Scripted
-from tests.paths import RECIPES
-from tests.recipes.team import functions_of, scored_rollout
+from tests.recipes.team import agents_of, loader, run_recipe, scores_of
 
+recipe = loader("sums_team")
 TASK = Task("reasoning-gym/chain_sum", ({"role": "user", "content": "State: 7 + 2 + 9 + 4 ="},), "22")
+SYSTEMS = dict.fromkeys(("planner", "solver", "checker", "single"), "?")
 ANSWERS = {
     "7 + 2 + 9 + 4": "7 + 2, 9 + 4",
     "7 + 2": "7 + 2 = 9",
@@ -26,10 +24,6 @@ ANSWERS = {
 }
 
 
-def recipe(name: str):
-    return load_object(f"sums_team.py:{name}", RECIPES, "test")
-
-
 def run_team(changes: Mapping[str, str | list[str]] = {}, workflow: str = "solve"):
     """The scored trajectory of a team that answers by ANSWERS; a list is answered in order."""
     table = {**ANSWERS, **changes}
@@ -38,16 +32,7 @@ def run_team(changes: Mapping[str, str | list[str]] = {}, workflow: str = "solve
         reply = table[prompt.splitlines()[-1]]
         return (reply.pop(0) if isinstance(reply, list) else reply).encode()
 
-    agents = {name: AgentSpec(system="?") for name in ("planner", "solver", "checker", "single")}
-    return scored_rollout(recipe(workflow), TASK, agents, {"default": Scripted(answer)}, functions_of("sums_team"))
-
-
-def agents_of(trajectory) -> str:
-    return "".join(step.agent[0] for step in trajectory.steps)
-
-
-def scores_of(trajectory) -> list[float]:
-    return [value.value for step in trajectory.steps for value in step.scores.values()]
+    return run_recipe("sums_team", TASK, SYSTEMS, answer, workflow)[0]
 
 
 def score(function: str, agent: str, response: str, **info) -> float:

@@ -4,18 +4,11 @@ import random
 
 import pytest
 
-from creditflow._utils.loading import load_object
 from creditflow.config import load_recipe
-from creditflow.rollout import AgentSpec
-from tests.builders import Scripted
-from tests.paths import RECIPES
-from tests.recipes.team import functions_of, scored_rollout
+from tests.recipes.team import loader, run_recipe
 
-RECIPE = load_recipe(RECIPES / "tool_chain.yaml")
-
-
-def of_recipe(name):
-    return load_object(f"tool_chain.py:{name}", RECIPES, "test")
+SYSTEMS = {name: agent.system for name, agent in load_recipe("tool_chain").config.team.agents.items()}
+of_recipe = loader("tool_chain")
 
 
 def a_task(facts=3, operations=6, seed=0):
@@ -24,14 +17,13 @@ def a_task(facts=3, operations=6, seed=0):
 
 def run_workflow(answer, task):
     """The scored trajectory of agents that respond with `answer(agent, prompt)`."""
-    agents = {name: AgentSpec(agent.system) for name, agent in RECIPE.config.team.agents.items()}
-    names = {agent.system: name for name, agent in RECIPE.config.team.agents.items()}
+    names = {system: name for name, system in SYSTEMS.items()}
 
     def say(prompt):
         system, _, asked = prompt.partition("\n")
         return answer(names[system], asked).encode()
 
-    return scored_rollout(of_recipe("solve"), task, agents, {"default": Scripted(say)}, functions_of("tool_chain"))
+    return run_recipe("tool_chain", task, SYSTEMS, say)[0]
 
 
 def right(agent, prompt):
