@@ -26,6 +26,6 @@ def refused(*arguments: object) -> str:
     return error.removeprefix("error: ").rstrip()
 
 
-def toy_run(folder: Path, *overrides: str) -> Path:
-    """Train the toy team; return the folder of the run."""
-    return train(load_recipe(TOY, [f"trainer.default_local_dir={folder}", *overrides]), Reporter()).path
+def toy_run(folder: Path, *overrides: str, recipe: str | Path = TOY) -> Path:
+    """Train the toy team, or that of another recipe; return the folder of the run."""
+    return train(load_recipe(recipe, [f"trainer.default_local_dir={folder}", *overrides]), Reporter()).path

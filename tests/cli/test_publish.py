@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from creditflow.monitoring import Evaluation
 from creditflow.reports.model_card import PublishedPolicy, accepted_licence, model_card
 from creditflow.runs import Ledger
-from tests.cli.commands import creditflow, toy_run
+from tests.cli.commands import creditflow, refused, toy_run
 from tests.reports.runs import HOSTILE
 
 SMALL = ("trainer.total_training_steps=1", "actor_rollout_ref.rollout.n=2", "data.val_max_samples=4")
@@ -133,19 +133,13 @@ def test_licence_and_name_must_have_the_form_of_the_hub(run, tmp_path) -> None:
         (("--base-model", "nowhere"), "--base-model: expected ORG/NAME"),
         (("--license", "Mine: all"), "--license: expected an identifier"),
     ):
-        done = publish(run, tmp_path / "out", *options)
-        assert done.exit_code == 2
-        assert message in done.stderr
+        assert message in refused("publish", run, "--output", tmp_path / "out", *options)
     assert accepted_licence("apache-2.0") == "apache-2.0"
     assert accepted_licence("a\nb: c") is None
 
 
 def test_publish_refuses_a_taken_folder_and_missing_weights(run, tmp_path) -> None:
-    done = publish(run, tmp_path)
-    assert done.exit_code == 2
-    assert "exists already" in done.stderr
+    assert "exists already" in refused("publish", run, "--output", tmp_path)
     bare = tmp_path / "bare"
     shutil.copytree(run, bare, ignore=shutil.ignore_patterns("checkpoints"))
-    done = publish(bare, tmp_path / "out")
-    assert done.exit_code == 2
-    assert "expected a checkpoint, found none" in done.stderr
+    assert "expected a checkpoint, found none" in refused("publish", bare, "--output", tmp_path / "out")

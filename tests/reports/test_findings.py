@@ -6,14 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy import stats
-from typer.testing import CliRunner
 
-from creditflow.cli import app
 from creditflow.data import Score, TrajectoryBatch
 from creditflow.reports.findings import ERROR_RATE, FINDINGS, Finding, Tables, findings, findings_of, lines, tables_of
 from creditflow.reports.significance import association, at_least, trend
 from creditflow.runs import Ledger, RunFolder
 from tests.builders import batch_of, make_trajectory, step
+from tests.cli.commands import creditflow
 from tests.reports.runs import a_run, indexed, write_step
 
 NULL_RUNS = 300
@@ -263,7 +262,7 @@ def spoilt_by_writer(rng: np.random.Generator, training_step: int) -> Trajectory
 
 def test_report_prints_findings_last(tmp_path: Path) -> None:
     ledger = a_run(tmp_path / "run")
-    result = CliRunner().invoke(app, ["report", str(ledger.path), "-o", str(tmp_path / "report.html")])
+    result = creditflow("report", ledger.path, "-o", tmp_path / "report.html")
     assert result.exit_code == 0, result.output
     assert "? Not judged: whether the run learns: 3 values of pass@1, 10 are needed." in result.stdout
 

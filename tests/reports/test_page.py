@@ -19,10 +19,8 @@ from fastapi.testclient import TestClient
 from playwright.sync_api import expect
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from typer.testing import CliRunner
 
 from creditflow._utils.loopback import LOOPBACK
-from creditflow.cli import app
 from creditflow.credit import explain
 from creditflow.credit.records import PROPAGATION_RULES, propagation_rule
 from creditflow.credit.rules.base import Credit, PropagationInput
@@ -33,13 +31,14 @@ from creditflow.reports.index import Filter
 from creditflow.reports.view import Watched, application
 from creditflow.runs import Ledger, RunFolder
 from tests.builders import mostly_slow
+from tests.cli.commands import creditflow, refused
 from tests.reports.browser import opened
 from tests.reports.runs import HOSTILE, a_batch, a_run, a_trajectory, write_step
 from tests.rewards.processes import HANG_S
 
 
 def reported(out: Path, *runs: Path) -> str:
-    result = CliRunner().invoke(app, ["report", *map(str, runs), "-o", str(out)])
+    result = creditflow("report", *runs, "-o", out)
     assert result.exit_code == 0, result.output
     return out.as_uri()
 
@@ -168,9 +167,7 @@ def test_report_compares_up_to_four_runs(tmp_path: Path) -> None:
         assert "algorithm.gamma\t0.9\t0.99\t0.5\t0.3" in text
         label = page.get_attribute('[data-chart="val/pass_at_1"]', "aria-label")
         assert all(f"run{k} from" in label for k in range(4))
-    five = CliRunner().invoke(app, ["report", *[str(runs[0].path)] * 5, "-o", str(tmp_path / "x.html")])
-    assert five.exit_code == 2
-    assert "expected at most 4 runs, got 5" in five.stderr
+    assert "expected at most 4 runs, got 5" in refused("report", *[runs[0].path] * 5, "-o", tmp_path / "x.html")
 
 
 def test_view_follows_a_run_and_filters_all_trajectories(tmp_path: Path) -> None:
@@ -299,16 +296,13 @@ def test_view_refuses_other_hosts_and_bad_queries(ledger: Ledger) -> None:
 
 
 def test_view_refuses_a_remote_host_and_a_taken_port(ledger: Ledger) -> None:
-    result = CliRunner().invoke(app, ["view", str(ledger.path), "--host", "0.0.0.0"])
-    assert result.exit_code == 2
-    assert "--host: 0.0.0.0 can be reached from other machines" in result.stderr
+    message = refused("view", ledger.path, "--host", "0.0.0.0")
+    assert message.startswith("--host: 0.0.0.0 can be reached from other machines")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        result = CliRunner().invoke(app, ["view", str(ledger.path), "--port", str(port)])
-    assert result.exit_code == 2
-    assert f"--port: 127.0.0.1:{port} cannot be had" in result.stderr
+        assert f"--port: 127.0.0.1:{port} cannot be had" in refused("view", ledger.path, "--port", port)
 
 
 def test_pages_of_empty_and_damaged_runs_state_the_reason(tmp_path: Path) -> None:
@@ -373,7 +367,7 @@ def test_report_of_an_unknown_rule_states_missing_parts(tmp_path: Path, own_rule
         assert {line.get_attribute("stroke-width") for line in lines.all()} == {"1"}
         assert page.locator("svg.trajectory line.gate").count() == 0
     PROPAGATION_RULES.remove(own_rule)
-    result = CliRunner().invoke(app, ["report", str(ledger.path), "-o", str(tmp_path / "unknown.html")])
+    result = creditflow("report", ledger.path, "-o", tmp_path / "unknown.html")
     assert result.exit_code == 0, result.output
     files = "000001.parquet, 000002.parquet, 000003.parquet"
     said = f"the trajectories in {files} cannot be shown, nor their credit explained: "

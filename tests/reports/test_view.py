@@ -11,9 +11,7 @@ from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 from playwright.sync_api import expect
-from typer.testing import CliRunner
 
-from creditflow.cli import app
 from creditflow.data.table import read_parquet
 from creditflow.errors import InputError
 from creditflow.reports import index as index_module
@@ -23,6 +21,7 @@ from creditflow.reports.search import export, search, words_of
 from creditflow.reports.view import Watched, application
 from creditflow.runs import Ledger, RunFolder
 from tests.builders import examples
+from tests.cli.commands import refused
 from tests.reports.browser import opened
 from tests.reports.runs import a_batch, a_run, indexed, write_step
 from tests.reports.test_page import reported, served
@@ -270,9 +269,7 @@ def test_names_of_equal_folders_have_their_parents(tmp_path: Path) -> None:
 
 
 def test_view_refuses_three_runs(ledger: Ledger) -> None:
-    result = CliRunner().invoke(app, ["view", *[str(ledger.path)] * 3])
-    assert result.exit_code == 2
-    assert "view: expected at most 2 runs, got 3" in result.stderr
+    assert "view: expected at most 2 runs, got 3" in refused("view", *[ledger.path] * 3)
 
 
 # ---- addresses and keys ----------------------------------------------------------------------------------------------

@@ -9,11 +9,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from creditflow.cli import app
 from creditflow.sandbox import BACKENDS, Limits, Result, SandboxBackend, SandboxError, SandboxUnavailable
 from creditflow.sandbox.self_check import BREACHED, CHECK_LIMITS, CONTAINED, PROBES, UNTRIED, check_sandbox
+from tests.cli.commands import creditflow, refused
 from tests.sandbox import boxes
 
 LIMITS = replace(CHECK_LIMITS, wall_s=2.0, cpu_s=1.0)
@@ -72,23 +71,13 @@ def test_back_end_that_runs_nothing_fails_the_first_probe() -> None:
 
 # The command
 
-
-def creditflow(*arguments: object):
-    return CliRunner().invoke(app, ["sandbox", "check", *map(str, arguments)])
-
-
-def refused(*arguments: object) -> str:
-    """Run a refused command: exit code 2, nothing on stdout; return its line on stderr."""
-    result = creditflow(*arguments)
-    assert result.exit_code == 2, result.output
-    assert (result.stdout, result.stderr.count("\n")) == ("", 1)
-    return result.stderr.removeprefix("error: ").rstrip()
+CHECK = ("sandbox", "check", "--backend")
 
 
 def test_command_reports_attacks_without_a_box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     before, environment = leftovers(), dict(os.environ)
-    result = creditflow("--backend", "unsafe_subprocess", "--option", "wall_s=5", "--json", "out.json")
+    result = creditflow(*CHECK, "unsafe_subprocess", "--option", "wall_s=5", "--json", "out.json")
     assert (leftovers(), dict(os.environ), list(tmp_path.iterdir())) == (before, environment, [tmp_path / "out.json"])
     assert result.exit_code == 1
     lines = result.stdout.splitlines()
@@ -111,7 +100,7 @@ def test_command_exits_1_if_nothing_could_be_tried(monkeypatch: pytest.MonkeyPat
             raise SandboxError("the service is away")
 
     monkeypatch.setitem(BACKENDS._entries, "broken", SandboxBackend("broken", Broken))
-    result = creditflow("--backend", "broken")
+    result = creditflow(*CHECK, "broken")
     assert result.exit_code == 1
     assert "could not be tried the service is away" in result.stdout
     assert result.stdout.splitlines()[-1] == "broken: 0 of 10 probes contained"
@@ -128,7 +117,7 @@ def test_command_exits_1_if_nothing_could_be_tried(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_command_refuses_bad_input(arguments: list[str], said: str) -> None:
-    assert said in refused("--backend", "unsafe_subprocess", *arguments)
+    assert said in refused(*CHECK, "unsafe_subprocess", *arguments)
 
 
 def test_command_exits_2_if_the_back_end_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,4 +125,4 @@ def test_command_exits_2_if_the_back_end_is_unavailable(monkeypatch: pytest.Monk
         raise SandboxUnavailable("nowhere: not on this machine; install it")
 
     monkeypatch.setitem(BACKENDS._entries, "nowhere", SandboxBackend("nowhere", unavailable))
-    assert refused("--backend", "nowhere") == "nowhere: not on this machine; install it"
+    assert refused(*CHECK, "nowhere") == "nowhere: not on this machine; install it"

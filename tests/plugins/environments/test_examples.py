@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from creditflow._utils.progress import Reporter
-from creditflow.config import load_recipe
-from creditflow.engines.local.trainer import train
 from creditflow.runs import Ledger
+from tests.cli.commands import toy_run
 from tests.paths import ROOT
 
 FOLDER = ROOT / "examples" / "environments"
@@ -26,8 +24,7 @@ NO_OPENENV = pytest.mark.skipif(
 
 
 def trained(recipe: Path | str, folder: Path, *settings: str) -> Ledger:
-    options = [f"trainer.default_local_dir={folder}/run", "trainer.device=cpu", *settings]
-    return Ledger.open(train(load_recipe(recipe, options), Reporter()).path)
+    return Ledger.open(toy_run(folder / "run", "trainer.device=cpu", *settings, recipe=recipe))
 
 
 def trajectories_of(ledger: Ledger) -> list:

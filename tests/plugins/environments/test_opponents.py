@@ -7,11 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from creditflow._utils.progress import Reporter
 from creditflow.config import load_recipe
 from creditflow.data import Score
 from creditflow.engines.local.policy import Policy
-from creditflow.engines.local.trainer import train
 from creditflow.engines.models.tiny import tiny_byte_model
 from creditflow.errors import ConfigError
 from creditflow.plugins.environments.config import PoolConfig
@@ -21,8 +19,9 @@ from creditflow.reports.overview import curves
 from creditflow.rollout import GenerationRequest
 from creditflow.runs import Ledger
 from tests.builders import make_trajectory, step
-from tests.paths import RECIPES
+from tests.cli.commands import toy_run
 
+SELF_PLAY = "tic_tac_toe_self_play"
 SMALL = (
     "actor_rollout_ref.model.path=tiny", "data.max_prompt_length=120", "data.train_batch_size=2",
     "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.rollout.n=2", "recipe.val_tasks=2",
@@ -100,8 +99,7 @@ def test_games_are_counted_by_version_and_rated(learner):
 
 
 def trained(folder: Path, n_steps: int) -> Ledger:
-    options = [f"trainer.default_local_dir={folder}", f"trainer.total_training_steps={n_steps}", *SMALL]
-    return Ledger.open(train(load_recipe(RECIPES / "tic_tac_toe_self_play.yaml", options), Reporter()).path)
+    return Ledger.open(toy_run(folder, f"trainer.total_training_steps={n_steps}", *SMALL, recipe=SELF_PLAY))
 
 
 @pytest.fixture(scope="module")
@@ -159,4 +157,4 @@ def test_resumed_self_play_repeats_the_run(whole, tmp_path):
 )
 def test_impossible_pool_is_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
-        load_recipe(RECIPES / "tic_tac_toe_self_play.yaml", settings)
+        load_recipe(SELF_PLAY, settings)

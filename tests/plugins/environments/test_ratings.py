@@ -8,12 +8,6 @@ from hypothesis import strategies as st
 from creditflow.plugins.environments.ratings import bradley_terry
 
 
-def test_two_players_differ_by_their_odds():
-    # 9 wins to 0 and one added draw: 9.5 points to 0.5
-    ratings_P = bradley_terry(np.array([[0.0, 0.0], [9.0, 0.0]]))
-    np.testing.assert_allclose(ratings_P, [0.0, 400 * np.log10(19)], rtol=1e-6)
-
-
 @settings(deadline=None)
 @given(st.lists(st.floats(0, 50), min_size=16, max_size=16), st.permutations([1, 2, 3]))
 def test_ratings_predict_the_points_of_each_player(points, order):
