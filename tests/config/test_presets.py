@@ -1,13 +1,12 @@
 """Presets of published methods in recipes: their options, contradictions, notices and records."""
 
 import pytest
-from typer.testing import CliRunner
 
-from creditflow.cli import app
 from creditflow.config import load_recipe, recipe_of_dict
 from creditflow.credit.presets import PRESETS, preset_text
 from creditflow.engines.base import expect_capabilities
 from creditflow.errors import ConfigError
+from tests.cli.commands import creditflow
 from tests.paths import TOY
 
 
@@ -23,26 +22,30 @@ def test_preset_sets_its_options(tmp_path, name):
     for key, value in PRESETS[name].options.items():
         section, option = key.split(".")
         assert loaded.to_dict()[section][option] == value, key
+    assert recipe_of_dict(loaded.to_dict(), loaded.name, loaded.folder).config == loaded.config
+    (record := tmp_path / "record.yaml").write_text(loaded.to_yaml())
+    assert load_recipe(record).config.algorithm == loaded.config.algorithm
     if name != "mappo":  # verl has no central critic
         expect_capabilities(loaded.config, "verl", set())
 
 
+CONTRADICTION = "group_by: got 'task', but algorithm.preset: dr_mas sets"
+
+
 @pytest.mark.parametrize(
-    ("algorithm", "overrides"),
+    ("algorithm", "overrides", "message"),
     [
-        ("{preset: dr_mas, group_by: task}", []),
-        ("{preset: dr_mas}", ["algorithm.group_by=task"]),
-        ("{}", ["algorithm.preset=dr_mas", "algorithm.group_by=task"]),
+        ("{preset: dr_mas, group_by: task}", [], CONTRADICTION),
+        ("{preset: dr_mas}", ["algorithm.group_by=task"], CONTRADICTION),
+        ("{}", ["algorithm.preset=dr_mas", "algorithm.group_by=task"], CONTRADICTION),
+        ("{preset: dr_mas, threshold_share: true}", [], "threshold_share: true means propagation 'threshold'"),
+        ("{preset: magrp}", [], r"preset: expected one of .*got 'magrp' \(did you mean 'magrpo'\?\)"),
+        ("{preset: prime}", [], "preset: .*got 'prime'; removed in 0.1: use `algorithm.propagation: none`"),
     ],
 )
-def test_preset_refuses_contradictions_by_name(tmp_path, algorithm, overrides):
-    with pytest.raises(ConfigError, match=r"algorithm.group_by: got 'task', but algorithm.preset: dr_mas sets"):
+def test_preset_refuses_contradictions_and_unknown_names(tmp_path, algorithm, overrides, message):
+    with pytest.raises(ConfigError, match=f"^algorithm\\.{message}"):
         load_recipe(recipe(tmp_path, algorithm), overrides)
-
-
-def test_preset_refuses_a_contradicting_alias(tmp_path):
-    with pytest.raises(ConfigError, match=r"algorithm.threshold_share: true means propagation 'threshold'"):
-        load_recipe(recipe(tmp_path, "{preset: dr_mas, threshold_share: true}"))
 
 
 def test_preset_replaces_options_of_an_extended_recipe(tmp_path):
@@ -62,26 +65,6 @@ def test_preset_accepts_equal_options_and_null(tmp_path):
     assert (algorithm.preset, algorithm.group_by) == (None, "task")
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("magrp", r"algorithm.preset: expected one of .*got 'magrp' \(did you mean 'magrpo'\?\)"),
-        ("prime", "got 'prime'; removed in 0.1: use `algorithm.propagation: none`"),
-    ],
-)
-def test_unknown_preset_names_the_nearest_or_its_replacement(tmp_path, name, message):
-    with pytest.raises(ConfigError, match=message):
-        load_recipe(recipe(tmp_path, f"{{preset: {name}}}"))
-
-
-def test_recipe_with_a_preset_loads_from_its_record(tmp_path):
-    loaded = load_recipe(recipe(tmp_path, "{preset: magrpo}"))
-    assert recipe_of_dict(loaded.to_dict(), loaded.name, loaded.folder).config == loaded.config
-    again = tmp_path / "again.yaml"
-    again.write_text(loaded.to_yaml())
-    assert load_recipe(again).config.algorithm == loaded.config.algorithm
-
-
 def test_engine_without_capabilities_refuses_by_name(tmp_path):
     config = load_recipe(recipe(tmp_path, "{preset: mappo}")).config
     with pytest.raises(ConfigError, match=r"critic.central: True is for --engine .*; bare does not support it"):
@@ -89,7 +72,7 @@ def test_engine_without_capabilities_refuses_by_name(tmp_path):
 
 
 def test_check_prints_the_options_of_the_preset():
-    result = CliRunner().invoke(app, ["check", str(TOY), "algorithm.preset=dr_mas", "--tasks", "1"])
+    result = creditflow("check", TOY, "algorithm.preset=dr_mas", "--tasks", 1)
     assert result.exit_code == 0, result.output
     assert preset_text("dr_mas") in " ".join(result.output.split())
     assert preset_text("dr_mas").startswith("preset dr_mas (arXiv 2602.08847) sets ")

@@ -262,12 +262,6 @@ def test_rule_and_estimator_of_a_file_train(run: Path) -> None:
         assert row["advantage"] == pytest.approx(expected, abs=1e-12)
 
 
-def test_run_records_the_file(run: Path, recipe: Path) -> None:
-    algorithm = json.loads((run / "run.json").read_text())["config"]["algorithm"]
-    assert algorithm["propagation"] == f"{recipe.parent / 'rules.py'}:halves"
-    assert load_recipe(run / "config.yaml").config.algorithm.propagation == algorithm["propagation"]
-
-
 def test_readers_need_no_file(gone: Path) -> None:
     succeeded(gone.parent, "why", gone)
     succeeded(gone.parent, "report", gone, "--out", "r.html")

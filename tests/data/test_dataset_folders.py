@@ -139,6 +139,7 @@ def test_files_without_a_split_belong_to_both(tmp_path):
     (tmp_path / "d" / "README.md").write_text("Sums.")
     assert load_tasks("d", tmp_path, {}, "train") == load_tasks("d", tmp_path, {}, "val") == TASKS
     assert validation_words("d", None, 10, tmp_path) == "10 training tasks (data.val_files is not set)"
+    assert validation_words("d", "d", 10, tmp_path) == "10 tasks"
 
 
 def test_unusable_folders_are_named(tmp_path):
