@@ -4,7 +4,7 @@
 """
 
 from creditflow.plugins.traces.chat_log import from_chat_log
-from creditflow.plugins.traces.convert import Converted, ConvertOptions, LeftOut, Tokens, convert
+from creditflow.plugins.traces.convert import Converted, ConvertOptions, LeftOut, convert
 from creditflow.plugins.traces.read import read_spans
 from creditflow.plugins.traces.spans import (
     Span,
@@ -20,7 +20,6 @@ __all__ = [
     "Converted",
     "LeftOut",
     "Span",
-    "Tokens",
     "convert",
     "from_agent_lightning",
     "from_chat_log",

@@ -24,14 +24,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from creditflow.errors import DataError
-from creditflow.plugins.traces.messages import (
-    PROMPT_TOKENS,
-    RESPONSE_TOKENS,
-    choices_of,
-    first_in,
-    mapping,
-)
-from creditflow.plugins.traces.spans import Reward, Span, text_of
+from creditflow.plugins.traces.messages import choices_of, first_in
+from creditflow.plugins.traces.spans import Reward, Span, items_of, mapping, text_of
 
 _TRAJECTORY = ("trajectory_id", "trace_id", "conversation_id", "session_id")
 
@@ -53,7 +47,9 @@ def from_chat_log(lines: Iterable[Any], where: str = "chat log", *, after: int =
         if not isinstance(line.get("messages", []), list):
             raise DataError(f"{where}: line {number - after}: messages: expected a list of them")
         trajectory_id = next((text_of(line[key]) for key in _TRAJECTORY if line.get(key) is not None), f"line {number}")
-        spans += _call(line, trajectory_id, number) if "request" in line else _conversation(line, trajectory_id, number)
+        spans += (
+            call_spans(line, trajectory_id, number) if "request" in line else _conversation(line, trajectory_id, number)
+        )
     return spans
 
 
@@ -63,7 +59,7 @@ _STRIDE = 1 << 32
 
 def _conversation(line: Mapping[str, Any], trajectory_id: str, number: int) -> Iterator[Span]:
     messages = [
-        message if isinstance(message, Mapping) else {"content": message} for message in _listed(line.get("messages"))
+        message if isinstance(message, Mapping) else {"content": message} for message in items_of(line.get("messages"))
     ]
     time, around = number * _STRIDE, f"{number}"
     rewards = _named(line.get("reward", line.get("rewards")))
@@ -103,16 +99,15 @@ def _spelled(message: Mapping[str, Any]) -> bytes:
         return b""
 
 
-def _call(line: Mapping[str, Any], trajectory_id: str, number: int) -> Iterator[Span]:
+def call_spans(line: Mapping[str, Any], trajectory_id: str, number: int) -> Iterator[Span]:
+    """One span for each choice in the `response` to a `request`."""
     request, response = mapping(line.get("request")), line.get("response")
     answer = mapping(response)
-    usage = mapping(first_in(answer, ("usage", "usageMetadata", "usage_metadata")))
     common = {
         "gen_ai.input.messages": dict(request),
         "gen_ai.request.model": request.get("model") or answer.get("model"),
         "gen_ai.request.temperature": request.get("temperature"),
-        "gen_ai.usage.input_tokens": first_in(usage, PROMPT_TOKENS),
-        "gen_ai.usage.output_tokens": first_in(usage, RESPONSE_TOKENS),
+        "creditflow.usage": first_in(answer, ("usage", "usageMetadata", "usage_metadata")),
         "prompt_token_ids": answer.get("prompt_token_ids"),
         "creditflow.agent": line.get("agent"),
         **_rewards(line.get("reward", line.get("rewards"))),
@@ -159,7 +154,3 @@ def _named(rewards: Any) -> Mapping[Any, Any]:
     if rewards is None:
         return {}
     return rewards if isinstance(rewards, Mapping) else {"reward": rewards}
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []

@@ -20,12 +20,13 @@ from creditflow._utils.files import write_named
 from creditflow._utils.progress import Reporter
 from creditflow.credit import CreditOptions, assign
 from creditflow.credit.analysis.metrics import credit_metrics
-from creditflow.data import Message, Score, Step, Trajectory, TrajectoryBatch
+from creditflow.data import Step, Trajectory, TrajectoryBatch
 from creditflow.errors import BatchError, DataError, InputError
 from creditflow.plugins import traces
 from creditflow.plugins.traces import Converted, ConvertOptions, Span, read_spans
 from creditflow.reports.tables import new_table, results_console, show
 from creditflow.reports.text import counted
+from creditflow.rollout.chat import ChatTokenizer
 from creditflow.runs import RunFolder
 
 _MOST_ROWS = 20
@@ -80,7 +81,7 @@ def convert(
     if credit is not None and (credit / "run.json" if credit.is_dir() else credit).exists():
         kind = "run" if credit.is_dir() else "file"
         raise InputError(f"--credit: {credit} is a {kind} already; name another folder")
-    tokens = None if tokenizer is None else _Tokenizer(tokenizer)
+    tokens = None if tokenizer is None else _tokenizer(tokenizer)
     options = traces.ConvertOptions(agent_match, outcome, _ranges(range or []), trajectory_by, uid_by, tokens)
     reporter, console = Reporter(), results_console()
     records, copied = _read(spans, options, reporter)
@@ -114,19 +115,10 @@ def _read(
     sources: Sequence[Path], options: ConvertOptions, reporter: Reporter
 ) -> tuple[Sequence[Span], list[Trajectory]]:
     """The spans of the traces, and the trajectories of creditflow's Parquet files."""
-    copied: list[Trajectory] = []
-    with reporter.bar("read", len(sources)) as bar:
-
-        def each(files: Sequence[Path]) -> Iterator[Path]:
-            for file in files:
-                yield file
-                bar.advance()
-
-        for source in each([source for source in sources if source.suffix == ".parquet"]):
-            copied += _read_parquet(source, options)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            spans = read_spans(each([source for source in sources if source.suffix != ".parquet"]))
+    copied = [t for source in sources if source.suffix == ".parquet" for t in _read_parquet(source, options)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        spans = read_spans(source for source in sources if source.suffix != ".parquet")
     for warning in caught:
         reporter.say(f"warning: {warning.message}")
     return spans, copied
@@ -139,15 +131,18 @@ def _expect_named_fields(spans: Sequence[Span], converted: Converted, options: C
             raise InputError(f"{option}: no span has an attribute {key!r}")
     if not converted.trajectories:
         return
-    rewards: set[str] = set()
-    for trajectory in converted.trajectories:
-        rewards |= {trajectory.info.get("outcome"), *trajectory.info.get("rewards", ())} - {None}
-        rewards |= {name for step in trajectory.steps for name in step.scores}
-    names = ", ".join(sorted(map(str, rewards))) or "none"
+    outcomes = {trajectory.info.get("outcome") for trajectory in converted.trajectories} - {None}
+    in_info = {name for trajectory in converted.trajectories for name in trajectory.info.get("rewards", ())}
+    rewards = outcomes | in_info | _step_rewards(converted.trajectories)
     outcome = [("--outcome", options.outcome)] if options.outcome else []
     for option, name in (*outcome, *(("--range", name) for name in options.ranges)):
         if name not in rewards:
+            names = ", ".join(sorted(map(str, rewards))) or "none"
             raise InputError(f"{option}: no reward is called {name!r}; the traces have {names}")
+
+
+def _step_rewards(trajectories: Sequence[Trajectory]) -> set[str]:
+    return {name for trajectory in trajectories for step in trajectory.steps for name in step.scores}
 
 
 def _read_parquet(source: Path, options: ConvertOptions) -> list[Trajectory]:
@@ -190,24 +185,12 @@ def _ranges(texts: Sequence[str]) -> dict[str, tuple[float, float]]:
     return ranges
 
 
-class _Tokenizer:
-    """A Hugging Face tokenizer with its chat template, as `creditflow.plugins.traces.Tokens`."""
+def _tokenizer(folder: Path) -> ChatTokenizer:
+    from creditflow._utils.huggingface import load_tokenizer
 
-    def __init__(self, folder: Path) -> None:
-        from creditflow._utils.huggingface import load_tokenizer
-        from creditflow.rollout.chat import ChatTokenizer
-
-        if not folder.is_dir():
-            raise InputError(f"--tokenizer: {folder} is no folder")
-        self._chat = ChatTokenizer(load_tokenizer(folder, "--tokenizer"))
-
-    def prompt(self, messages: Sequence[Message]) -> Sequence[int]:
-        return self._chat.encode(messages)[1]
-
-    def response(self, text: str, *, ended: bool) -> Sequence[int]:
-        tokenizer = self._chat.tokenizer
-        ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-        return [*ids, tokenizer.eos_token_id] if ended and tokenizer.eos_token_id is not None else ids
+    if not folder.is_dir():
+        raise InputError(f"--tokenizer: {folder} is no folder")
+    return ChatTokenizer(load_tokenizer(folder, "--tokenizer"))
 
 
 def _print(converted: Converted) -> None:
@@ -219,31 +202,31 @@ def _print(converted: Converted) -> None:
     console.print(f"{counted(converted.spans, 'span')}: {_size(converted.trajectories)}", soft_wrap=True)
     if steps:
         show("steps", new_table(("agent", "steps", "parents by text", "with tokens"), _step_rows(steps)))
-    values: dict[str, list[Any]] = defaultdict(list)
-    """Values of each reward; None for a failed score."""
-    reasons: dict[str, str] = {}
-
-    def add(name: str, score: Score) -> None:
-        values[name].append(score.value if score.status == "ok" else None)
-        if score.status != "ok":
-            reasons[name] = score.reason
-
-    for step in steps:
-        for name, score in step.scores.items():
-            add(name, score)
+    scores = [(name, score) for step in steps for name, score in step.scores.items()]
     for trajectory in converted.trajectories:
         if trajectory.outcome is not None:
-            add(f"{trajectory.info.get('outcome', '')} (outcome)".strip(), trajectory.outcome)
+            scores.append((f"{trajectory.info.get('outcome', '')} (outcome)".strip(), trajectory.outcome))
+    values: dict[str, list[Any]] = defaultdict(list)
+    """Values of each reward; None for a failed score."""
+    for name, score in scores:
+        values[name].append(score.value if score.status == "ok" else None)
     for trajectory in converted.trajectories:
         for name, value in trajectory.info.get("rewards", {}).items():
             values[f"{name} (in info)"].append(value)
     if values:
         show("rewards", new_table(("reward", "count", "mean", "failed"), _reward_rows(values)))
-    for name, reason in reasons.items():
+    for name, reason in {name: score.reason for name, score in scores if score.status != "ok"}.items():
         console.print(f"{name}: {reason}", soft_wrap=True)
-    _print_counts("left out", Counter(f"{record.what}: {_kind(record.reason)}" for record in converted.left_out))
-    _print_counts("mended", Counter(converted.mended))
-    _print_counts("passed over", Counter(converted.passed_over))
+    repeats = "the same call as another span"
+    reasons = (
+        repeats if record.reason.startswith("the same call as") else record.reason for record in converted.left_out
+    )
+    kinds = Counter(f"{record.what}: {reason}" for record, reason in zip(converted.left_out, reasons, strict=True))
+    for title, counts in (("left out", kinds), ("mended", converted.mended), ("passed over", converted.passed_over)):
+        rows = counts.most_common(_MOST_ROWS)
+        rows += [("others", counts.total() - sum(n for _, n in rows))] if len(counts) > len(rows) else []
+        if rows:
+            show(title, new_table((title, "spans"), rows))
 
 
 def _step_rows(steps: Sequence[Step]) -> Iterator[Sequence[object]]:
@@ -264,7 +247,7 @@ def _warn(converted: Converted, reporter: Reporter) -> None:
     trajectories = converted.trajectories
     if not trajectories or any(trajectory.outcome is not None for trajectory in trajectories):
         return
-    rewards = {name for trajectory in trajectories for step in trajectory.steps for name in step.scores}
+    rewards = _step_rewards(trajectories)
     advice = (
         f"name one of the rewards with --outcome ({', '.join(sorted(rewards)[:8])})"
         if rewards
@@ -279,16 +262,3 @@ def _size(trajectories: Sequence[Trajectory]) -> str:
         f"{counted(len(trajectories), 'trajectory', 'trajectories')} of {counted(tasks, 'task')}, "
         f"{counted(steps, 'step')}"
     )
-
-
-def _kind(reason: str) -> str:
-    """`reason` without the ids in it."""
-    return "the same call as another span" if reason.startswith("the same call as span") else reason
-
-
-def _print_counts(title: str, counts: Counter[str]) -> None:
-    rows = counts.most_common(_MOST_ROWS)
-    if rest := len(counts) - len(rows):
-        rows.append((f"{rest} others", counts.total() - sum(n for _, n in rows)))
-    if rows:
-        show(title, new_table((title, "spans"), rows))

@@ -13,8 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from creditflow._utils.text_search import reused
 from creditflow.data import Message, Score, Step, Task, Trajectory, into_range
@@ -26,22 +25,11 @@ from creditflow.plugins.traces.rewards import OF_THE_WHOLE, WHOLE, PlacedReward,
 from creditflow.plugins.traces.selection import Selection, TrajectorySpans, choose
 from creditflow.plugins.traces.span_reading import message_kind
 from creditflow.plugins.traces.span_tree import before, build_tree
-from creditflow.plugins.traces.spans import NO_SPAN, UNREADABLE, Span, distinct, text_of, without_collection
+from creditflow.plugins.traces.spans import Span, distinct, text_of, without_collection
+from creditflow.rollout.chat import ChatTokenizer
 
 OUTCOMES = (*OF_THE_WHOLE, "reward", "primary")
 """Names of outcome rewards, in order of precedence. If none is given, a trajectory's first reward is its outcome."""
-
-
-class Tokens(Protocol):
-    """A tokenizer for steps without token ids in the trace."""
-
-    def prompt(self, messages: Sequence[Message]) -> Sequence[int]:
-        """Token ids of a prompt."""
-        ...
-
-    def response(self, text: str, *, ended: bool) -> Sequence[int]:
-        """Token ids of a response; `ended`: the model stopped by itself, before any length limit."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +47,7 @@ class ConvertOptions:
     a trace is a trajectory, together with the traces that link to it."""
     uid_by: str = ""
     """The attribute that names the task, read likewise. Empty: trajectories with the same first prompt share a task."""
-    tokens: Tokens | None = None
+    tokens: ChatTokenizer | None = None
     """A tokenizer for steps without token ids in the trace; `info["tokens"]` records the source of the ids."""
 
 
@@ -190,12 +178,11 @@ def _convert(
         result.mended["a response id of another call"] += chosen.shared_ids
     for at, reason in sorted(chosen.left_out.items()):
         leave_out("model call", at, spans[at].name, reason)
-    for at in chosen.several:
-        for choice in trajectory_spans.call(at).choices:
-            leave_out("choice", at, choice, "one of several responses of a call: the first is the step's")
     calls = [trajectory_spans.call(at) for at in chosen.calls]
     steps = _steps(name, trajectory_spans, chosen, calls, options.tokens)
-    for call in calls:
+    for at, call in zip(chosen.calls, calls, strict=True):
+        for choice in call.choices:
+            leave_out("choice", at, choice, "one of several responses of a call: the first is the step's")
         if not (call.messages or call.prompt_ids):
             result.mended["a call without its prompt"] += 1
         for part in call.unknown:
@@ -222,19 +209,22 @@ def _note_what_is_not_read(
 ) -> None:
     giving = {at for at, _ in trajectory_spans.rewards}
     for at, (span, meaning) in enumerate(zip(trajectory_spans.spans, trajectory_spans.meanings, strict=True)):
-        if meaning is None and at not in giving and span.id not in (NO_SPAN, UNREADABLE):
+        if meaning is None and at not in giving and (span.name or span.attributes):
             result.passed_over[span.name or "a span without a name"] += 1
-        for record, reason in span.unread:
+        listed = [*span.unread, *(unread(span) if span.events else ())]
+        for record, reason in listed:
             leave_out("record", at, record, reason)
-        for event in unread(span) if span.events else ():
-            leave_out("record", at, event, "an event of this name is not read")
         if span.events and type(meaning) is not ModelCall:
-            names = (event.name for event in span.events if message_kind(event))
+            names = (event.name for event in span.events if message_kind(event) and event.name not in dict(listed))
             result.passed_over.update(f"{event} on a span of no call" for event in names)
 
 
 def _steps(
-    name: str, trajectory_spans: TrajectorySpans, chosen: Selection, calls: Sequence[ModelCall], tokens: Tokens | None
+    name: str,
+    trajectory_spans: TrajectorySpans,
+    chosen: Selection,
+    calls: Sequence[ModelCall],
+    tokens: ChatTokenizer | None,
 ) -> list[Step]:
     spans, start, end = trajectory_spans.spans, trajectory_spans.start, trajectory_spans.end
     read = reused(
@@ -266,8 +256,7 @@ def _steps(
             info["tokens"] = "of the trace"
         elif tokens is not None:
             info["tokens"] = "by a tokenizer"
-            prompt_ids = tuple(tokens.prompt(call.messages))
-            response_ids = tuple(tokens.response(call.response, ended=call.info.get("finish_reason") != "length"))
+            prompt_ids, response_ids = tokens.encode(call.messages)[1], _response_ids(tokens.tokenizer, call)
         n_tokens = len(response_ids)
         steps.append(
             Step(
@@ -281,8 +270,8 @@ def _steps(
                 call.response,
                 prompt_ids,
                 response_ids,
-                _times(1, n_tokens),
-                call.logprobs if of_trace and len(call.logprobs) == n_tokens else _times(math.nan, n_tokens),
+                (1,) * n_tokens,
+                call.logprobs if of_trace and len(call.logprobs) == n_tokens else (math.nan,) * n_tokens,
                 call.temperature,
                 call.model or "default",
                 info=info,
@@ -321,16 +310,10 @@ def _parents(spans: TrajectorySpans, chosen: Selection, read: Sequence[tuple[int
     ]
 
 
-def _times(value: float, n: int) -> tuple[Any, ...]:
-    """A tuple of `n` times `value`. Steps share short ones.
-
-    Separate tuples, and their garbage collection, would take a tenth of the conversion time.
-    """
-    return _shared(value, n) if n <= _SHORT else (value,) * n
-
-
-_SHORT = 256
-_shared = lru_cache(maxsize=2 * _SHORT)(lambda value, n: (value,) * n)
+def _response_ids(tokenizer: Any, call: ModelCall) -> tuple[int, ...]:
+    ids = tokenizer(call.response, add_special_tokens=False)["input_ids"]
+    ended = call.info.get("finish_reason") != "length" and tokenizer.eos_token_id is not None
+    return (*ids, tokenizer.eos_token_id) if ended else tuple(ids)
 
 
 def _first_prompt(trajectory_spans: TrajectorySpans, chosen: Selection) -> Sequence[Message] | None:

@@ -12,14 +12,13 @@ import base64
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from creditflow.plugins.traces.spans import text_of
+from creditflow.plugins.traces.spans import LIST_TYPES, mapping, text_of
 
 Raw = dict[str, Any]
-LIST_TYPES = (list, tuple)
-"""A tuple, as `list | tuple` would make a new type at every check, dozens of times per span."""
 Kind = Literal["text", "block", "reasoning", "call", "result", "media", "unknown"]
 MOST_DEEP = 16
 """Maximum nesting of parts that is read (a tool result or a message may hold parts)."""
@@ -53,6 +52,7 @@ _TYPES = _kinds(
     empty="step-start cache_point item_reference",
 )
 """A part's type to its kind."""
+_KINDS = frozenset(_TYPES.values())
 _ITEMS = ("reasoning", "call", "result")
 """Kinds of parts that OpenAI's responses API lists beside messages."""
 _MEDIA = ("image", "audio", "video", "file")
@@ -132,6 +132,11 @@ class ChatMessage:
         return joined(self.parts)
 
     @property
+    def has_text(self) -> bool:
+        """Whether it has more than reasoning and tool calls."""
+        return any(part.kind not in ("call", "reasoning") for part in self.parts)
+
+    @property
     def calls(self) -> list[Part]:
         """The tool calls."""
         return [part for part in self.parts if part.kind == "call"]
@@ -167,8 +172,9 @@ def joined(parts: Sequence[Part]) -> str:
 
 # ---- JSON in texts -------------------------------------------------------------------------------------------------
 
-Form = Literal["json", "either", "text"]
-"""The form of a value: JSON; a text, or messages as JSON; a text as it stands."""
+Form = Literal["json", "either", "text", "parts"]
+"""The form of a value: JSON; a text, or messages as JSON; a text as it stands; a text, or one message or its parts as
+JSON."""
 _MESSAGE_CUT = re.compile(
     r'(\[\s{0,9}\{\s{0,9}"(id|type|content|text|toolUse|toolResult|reasoningContent|functionCall)'
     r'|\[?\s{0,9}\{\s{0,9}"(role|messages|parts|lc)")'
@@ -187,41 +193,42 @@ def decode(value: Any, form: Form, name: str, notes: Notes) -> Any:
             notes.cut.append(name)
             return None
         return value
+    if form == "parts":
+        return decoded if are_parts(decoded) or _has_only_message_keys(decoded) else value
     return decoded if form == "json" or are_messages(decoded) else value
 
 
 def are_messages(value: Any) -> bool:
     """Whether a decoded value holds messages, by all keys of each, rather than an answer in JSON."""
     if isinstance(value, list):
-        return bool(value) and all(isinstance(item, dict) and (_is_exact(item) or _is_typed(item)) for item in value)
+        return bool(value) and all(_is_message(item) or _is_typed(item) for item in value)
     if not isinstance(value, dict):
         return False
     is_request = value.keys() <= _OF_A_REQUEST and isinstance(first_in(value, _PROMPTS), list)
     is_response = "role" not in value and any(isinstance(value.get(key), list) for key in _CHOICES)
-    return _is_exact(value) or is_request or is_response
+    return is_request or is_response or _is_message(value)
 
 
-def _is_exact(message: Mapping[str, Any]) -> bool:
-    if message.get("type") == "constructor":
-        return "kwargs" in message
-    return _role_of(message, "") in _ROLES and _has_only_message_keys(message)
+def _is_message(value: Any) -> bool:
+    if mapping(value).get("type") == "constructor":
+        return "kwargs" in value
+    return _has_only_message_keys(value) and _role_of(value, "") in _ROLES
 
 
-def _has_only_message_keys(value: Mapping[str, Any]) -> bool:
-    return value.keys() <= _OF_A_MESSAGE and not _BODY.isdisjoint(value)
+def _has_only_message_keys(value: Any) -> bool:
+    return isinstance(value, dict) and value.keys() <= _OF_A_MESSAGE and not _BODY.isdisjoint(value)
 
 
-def _kind_of(part: Mapping[str, Any]) -> str:
+def _kind_of(part: Any) -> str:
     """The kind of a part with a type, the type itself if it is not known; empty for a part without one."""
-    kind = part.get("type")
+    kind = mapping(part).get("type")
     if not isinstance(kind, str):
         return ""
     return "result" if kind.endswith("_tool_result") else _TYPES.get(kind, kind)
 
 
-def _is_typed(part: Mapping[str, Any]) -> bool:
-    kind = part.get("type")
-    return isinstance(kind, str) and (kind in _TYPES or kind.endswith("_tool_result"))
+def _is_typed(part: Any) -> bool:
+    return _kind_of(part) in _KINDS
 
 
 # ---- requests and responses ----------------------------------------------------------------------------------------
@@ -251,21 +258,18 @@ def together(messages: Iterable[ChatMessage | None]) -> list[ChatMessage]:
     whole: list[ChatMessage] = []
     for message in messages:
         before = whole[-1] if whole else None
+        if message is None:
+            continue
         if (
             before
-            and message
             and message.role == before.role == "assistant"
             and message.name == before.name
-            and (message.parts and before.parts and not (_has_text(message) and _has_text(before)))
+            and (message.parts and before.parts and not (message.has_text and before.has_text))
         ):
             before.parts += message.parts
-        elif message is not None:
+        else:
             whole.append(message)
     return whole
-
-
-def _has_text(message: ChatMessage) -> bool:
-    return any(part.kind not in ("call", "reasoning") for part in message.parts)
 
 
 def responses_of(response: Any, notes: Notes) -> list[ChatMessage]:
@@ -309,11 +313,6 @@ def first_in(values: Mapping[str, Any], keys: Sequence[str]) -> Any:
     return next((values[key] for key in keys if values.get(key) is not None), None)
 
 
-def mapping(value: Any) -> Mapping[str, Any]:
-    """`value` if it is an object, else an empty one."""
-    return value if isinstance(value, Mapping) else {}
-
-
 # ---- messages ------------------------------------------------------------------------------------------------------
 
 
@@ -335,7 +334,7 @@ def message_of(raw: Any, role: str, notes: Notes, *, nested: bool = False) -> Ch
     if isinstance(content, Mapping) and "parts" in content:
         content = content["parts"]  # Gemini
     if nested and isinstance(content, str) and content[:1] == "[":
-        content = _nested(content, notes)
+        content = decode(content, "parts", "content", notes)
     items, name = listed(content), text_of(message.get("name"))
     if (item := _kind_of(message)) in _ITEMS and "role" not in message:  # an item of the responses API
         items, name, role = [message], "", "tool" if item == "result" else "assistant"
@@ -362,7 +361,7 @@ def _unwrapped(raw: Mapping[str, Any], notes: Notes, *, nested: bool) -> Mapping
     """The message in a choice, in an event's body, or in LangChain's constructor."""
     inner = raw.get("message")
     if nested and isinstance(inner, str):
-        decoded = _nested(inner, notes)
+        decoded = decode(inner, "parts", "message", notes)
         inner = decoded if isinstance(decoded, dict) else {"content": decoded}
     if isinstance(inner, Mapping) and raw.get("role") is None:
         return _unwrapped({**inner}, notes, nested=False) if "lc" in inner else inner
@@ -379,41 +378,20 @@ def _role_of(message: Mapping[str, Any], role: str) -> str:
     return {"human": "user", "ai": "assistant", "system": "system", "tool": "tool", "function": "tool"}.get(kind, role)
 
 
-def _nested(text: str, notes: Notes) -> Any:
-    """The message or the parts in a text that is JSON of them, else the text itself; None if it was cut off."""
-    if text[:1] not in ("{", "["):
-        return text
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        if not _MESSAGE_CUT.match(text):
-            return text
-        notes.cut.append("content")
-        return None
-    is_message = isinstance(value, dict) and _has_only_message_keys(value)
-    return value if is_message or are_parts(value) else text
-
-
 def _reasoning_beside(message: Mapping[str, Any]) -> Iterator[Any]:
     """Reasoning outside of the content. A message may have the same under several keys: only the first counts."""
-    for key in _BESIDE:
-        value = message.get(key)
-        if isinstance(value, str) and value:
-            yield {"type": "reasoning", "text": value}
-            return
-        if isinstance(value, LIST_TYPES) and value:
-            yield from ({"type": "reasoning", **item} if isinstance(item, dict) else item for item in value)
-            return
+    value = next(
+        (value for value in map(message.get, _BESIDE) if value and isinstance(value, (str, *LIST_TYPES))), None
+    )
+    for item in listed(value):
+        yield {"type": "reasoning", **(item if isinstance(item, dict) else {"text": item})}
 
 
 def _further(message: Mapping[str, Any]) -> Iterator[Any]:
     """Further kinds of response content: OpenAI's refusal and audio with transcript, OpenRouter's images."""
-    if isinstance(refusal := message.get("refusal"), str) and refusal:
-        yield {"type": "refusal", "refusal": refusal}
-    if isinstance(audio := message.get("audio"), dict) and audio:
-        yield {"type": "audio", **audio}
-        if isinstance(transcript := audio.get("transcript"), str):
-            yield transcript
+    yield message.get("refusal")
+    if audio := mapping(message.get("audio")):
+        yield from ({"type": "audio", **audio}, audio.get("transcript"))
     for key in ("images", "files"):
         yield from listed(message.get(key))
 
@@ -423,9 +401,6 @@ def _calls_beside(message: Mapping[str, Any]) -> Iterator[Any]:
         yield {"type": "tool_call", **mapping(call.get("tool_call")), **call} if isinstance(call, dict) else call
     if isinstance(call := json_of(message.get("function_call")), dict):
         yield {"type": "tool_call", **call}
-    if "function_call_name" in message:  # OpenInference's names of OpenAI's first form of a tool call
-        arguments = message.get("function_call_arguments_json")
-        yield {"type": "tool_call", "name": message["function_call_name"], "arguments": arguments}
 
 
 def _without(calls: Sequence[Part], others: Iterable[Part]) -> Iterator[Part]:
@@ -451,9 +426,8 @@ def are_parts(value: Any) -> bool:
     """Whether a decoded list holds message parts, rather than JSON that the message is about."""
     if not isinstance(value, LIST_TYPES) or not value or not all(isinstance(part, dict) and part for part in value):
         return False
-    typed = [part for part in value if isinstance(part.get("type"), str)]
     untyped = [part for part in value if not isinstance(part.get("type"), str)]
-    return all(map(_is_untyped, untyped)) and bool(untyped or any(map(_is_typed, typed)))
+    return all(map(_is_untyped, untyped)) and bool(untyped or any(map(_is_typed, value)))
 
 
 def _is_untyped(part: Raw) -> bool:
@@ -470,16 +444,13 @@ def _part(part: Any, notes: Notes, depth: int) -> Iterator[Part]:
         yield _unknown("nested too deep", notes)
     elif isinstance(part, str):
         yield from _text(part, "text", notes, depth)
-    elif not isinstance(part, dict):
-        if part is not None:
-            yield _unknown(type(part).__name__, notes)
+    elif part is not None and not isinstance(part, dict):
+        yield _unknown(type(part).__name__, notes)
     elif part:
         if "message_content" in part or "tool_call" in part:  # OpenInference
-            inner = mapping(part.get("message_content"))
-            part = {
-                **inner,
-                **({"type": "tool_call", **call} if (call := mapping(part.get("tool_call"))) else {}),
-            } or part
+            call = mapping(part.get("tool_call"))
+            kind = {"type": "tool_call"} if call else {}
+            part = {**mapping(part.get("message_content")), **kind, **call} or part
         yield from _object(part, notes, depth)
 
 
@@ -495,11 +466,9 @@ def _text(text: str, kind: Kind, notes: Notes, depth: int) -> Iterator[Part]:
 
 def _of_repr(text: str) -> Mapping[str, Any] | None:
     """The message in a text that Python has printed."""
-    try:
-        message = ast.literal_eval(text) if len(text) < _LONGEST_REPR else None
-    except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
-        message = None
-    return message if isinstance(message, dict) else None
+    with suppress(ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
+        return message if isinstance(message := ast.literal_eval(text[:_LONGEST_REPR]), dict) else None
+    return None
 
 
 _LONGEST_REPR = 1_000_000
@@ -510,7 +479,6 @@ def _object(part: Raw, notes: Notes, depth: int) -> Iterator[Part]:
     if not kind and (key := next((key for key in part if key in _WRAPPED), None)) is not None:
         kind, inner = _WRAPPED[key], part[key] if isinstance(part[key], dict) else {"text": part[key]}
         part = dict(mapping(inner.get("reasoningText"))) or inner
-    text = part.get("content", part.get("text"))
     if kind == "reasoning" or part.get("thought") is True:
         yield Part("reasoning", _reasoning(part))
     elif kind == "empty" or _is_definition(part):
@@ -519,21 +487,21 @@ def _object(part: Raw, notes: Notes, depth: int) -> Iterator[Part]:
         yield _call(part)
     elif kind == "result":
         yield from _result(first_in(part, _RESULTS), notes, depth)
-    elif kind == "texts":
-        yield from _parts(listed(first_in(part, ("content", "text", "code", "output"))), notes, depth + 1)
     elif kind in _MEDIA or (not kind and not _OF_A_MEDIUM.isdisjoint(part)):
         yield from _media(original, kind or "file", notes)
-    elif isinstance(text, str):
+    elif isinstance(text := first_in(part, _TEXTS if kind == "texts" else _TEXTS[:4]), str):
         yield from _text(text, "block" if "text" in part else "text", notes, depth)
-    elif isinstance(refusal := part.get("refusal"), str):
-        yield Part("text", refusal)
-    elif part.get("type") == "message" or "role" in part:
-        yield from _parts(listed(part.get("content", part.get("parts"))), notes, depth + 1)
+    elif text is not None and (kind == "texts" or part.get("type") == "message" or "role" in part):
+        yield from _parts(listed(text), notes, depth + 1)
     elif "json" in part and kind in ("", "json"):
         yield Part("result", dumped(shortened(part["json"], notes)))
     else:
         name = part.get("type")
         yield _unknown(name if isinstance(name, str) else ", ".join(map(text_of, list(part)[:4])), notes)
+
+
+_TEXTS = ("content", "text", "parts", "refusal", "code", "output")
+"""Keys of a part's text; the last two are those of Gemini's code execution."""
 
 
 def _unknown(name: str, notes: Notes) -> Part:
@@ -543,11 +511,8 @@ def _unknown(name: str, notes: Notes) -> Part:
 
 def _reasoning(part: Raw) -> str:
     """The text of a reasoning part; a marker if the provider has redacted it."""
-    for key in ("thinking", "text", "content", "reasoning", "summary"):
-        value = part.get(key)
-        if isinstance(value, str) and value:
-            return value
-        texts = [mapping(item).get("text") for item in value] if isinstance(value, LIST_TYPES) else []  # OpenAI
+    for value in map(part.get, ("thinking", "text", "content", "reasoning", "summary")):
+        texts = [item if isinstance(item, str) else mapping(item).get("text") for item in listed(value)]  # OpenAI's
         if written := "\n".join(text for text in texts if isinstance(text, str) and text):
             return written
     return "[redacted reasoning]"
@@ -617,17 +582,14 @@ def _medium(part: Any, modality: str, original: Any, notes: Notes) -> str:
             mime, address = head[5:].partition(";")[0] or mime, None
     if isinstance(payload, str) and payload.startswith(("http://", "https://")):
         payload, address = None, payload
-    if isinstance(stated := fields.get("modality"), str) and stated:
-        modality = stated
-    elif modality == "file" and "/" in mime and mime.partition("/")[0] in ("image", "audio", "video"):
-        modality = mime.partition("/")[0]
+    kind = text_of(fields.get("modality")) or mime.partition("/")[0]
+    modality = kind if "modality" in fields or (modality == "file" and kind in _MEDIA) else modality
     if mime and "/" not in mime and modality != "file":
         mime = f"{modality}/{mime}"
-    source = mime if payload is not None else text_of(address)[:200] or mime
-    marker = f"[{modality[:40]}{': ' if source or payload is not None else ''}"
-    marker += ", ".join(filter(None, (source, "" if payload is None else _size(payload)))) + "]"
-    notes.media.append((marker, original))
-    return marker
+    about = [text_of(address)[:200] or mime] if payload is None else [mime, _size(payload)]
+    marker = ": ".join(filter(None, (modality[:40], ", ".join(filter(None, about)))))
+    notes.media.append((f"[{marker}]", original))
+    return f"[{marker}]"
 
 
 def _fields(value: Any, depth: int) -> Iterator[tuple[str, Any]]:
@@ -649,7 +611,7 @@ def _size(payload: str | bytes) -> str:
         size = len(payload) * 3 // 4 - payload[-2:].count("=")
     for unit, factor in (("MB", 1_000_000), ("kB", 1_000)):
         if size >= factor:
-            return f"{size / factor:.0f} {unit}" if size >= 10 * factor else f"{size / factor:.1f} {unit}"
+            return f"{size / factor:.{int(size < 10 * factor)}f} {unit}"
     return f"{size} B"
 
 
@@ -700,8 +662,9 @@ def unflattened(entry: Mapping[str, Any]) -> Raw:
         *way, last = path.split(".", MOST_DEEP)
         at = tree
         for key in way:
-            inner = at.get(key)
-            at[key] = at = inner if isinstance(inner, dict) else {}
+            if not isinstance(at.get(key), dict):
+                at[key] = {}
+            at = at[key]
         at[last] = value
     return {key: _numbered(value) for key, value in tree.items()}
 

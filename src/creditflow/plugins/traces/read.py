@@ -8,7 +8,7 @@ from typing import Any
 
 from creditflow.errors import DataError
 from creditflow.plugins.traces.chat_log import from_chat_log, is_chat_log
-from creditflow.plugins.traces.exports import GivenScore, export_of, read_export, score_spans
+from creditflow.plugins.traces.exports import export_of, read_export, with_traces
 from creditflow.plugins.traces.spans import Span, expect_spans, from_json, json_values, protobuf_messages
 
 
@@ -23,7 +23,6 @@ def read_spans(paths: Path | str | Iterable[Path | str]) -> list[Span]:
     objects: list[Any] = []
     others: list[Span] = []
     """Spans of chat logs and exports."""
-    scores: list[GivenScore] = []
     lines = 0
     for path in map(Path, [paths] if isinstance(paths, Path | str) else paths):
         try:
@@ -44,10 +43,7 @@ def read_spans(paths: Path | str | Iterable[Path | str]) -> list[Span]:
             others += from_chat_log(values, str(path), after=lines)
             lines += len(values)
         elif values and (export := export_of(values[0])) is not None:
-            more, of_file = read_export(export, values, str(path))
-            others += more
-            scores += of_file
+            others += read_export(export, values, str(path))
         else:
             objects += expect_spans(values, str(path))
-    spans = from_json(objects) + others
-    return spans + score_spans(scores, spans) if scores else spans
+    return with_traces(from_json(objects) + others)

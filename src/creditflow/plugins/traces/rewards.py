@@ -5,10 +5,9 @@ The rules, in order: the reward's own links, the agent span around it, its time.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Literal
 
 from creditflow.plugins.traces.selection import Selection, TrajectorySpans
@@ -84,14 +83,17 @@ class _Owners:
                 self._of_agent.setdefault(agent, []).append(at)
         self._outside = any(trajectory_spans.agent_around[at] is None for at, _ in trajectory_spans.rewards)
         """Whether a reward lies outside all agents' spans; rule 3 then applies even to a span around all calls."""
-        inside = [0] * len(trajectory_spans.spans)
+        tree = trajectory_spans.tree
+        self._n_inside, self._size = [0] * len(tree.order), [1] * len(tree.order)
+        """[n], [n] number of calls, and of spans, at and inside each span."""
         for at in chosen.all_calls:
-            inside[at] = 1
-        for at in reversed(trajectory_spans.tree.order):
-            if (parent := trajectory_spans.tree.parents[at]) >= 0:
-                inside[parent] += inside[at]
-        self._n_inside = inside
-        """[n] number of calls at and inside each span."""
+            self._n_inside[at] = 1
+        for at in reversed(tree.order):
+            if (parent := tree.parents[at]) >= 0:
+                self._n_inside[parent] += self._n_inside[at]
+                self._size[parent] += self._size[at]
+        self._place = {at: place for place, at in enumerate(tree.order)}
+        """Span to its position in depth-first order."""
 
     def given(self, at: int, reward: Reward, outcome: str) -> Iterator[PlacedReward]:
         owner, rule, nobody = self._owner(at, reward)
@@ -106,9 +108,14 @@ class _Owners:
     def _owner(self, at: int, reward: Reward) -> _Owner:
         own = not isinstance(self._trajectory.meanings[at], Reward)  # an attribute of its target span
         time = self._trajectory.end[at] if own else self._trajectory.start[at]
+        owner: _Owner = (None, "time", "the trajectory has no step")
         if not self._chosen.calls:
-            return None, "time", "the trajectory has no step"
-        return self._linked(at, reward, time) if reward.links else self._by_place(at, time)
+            return owner
+        for link in reward.links:
+            owner = self._at(link, at, time)
+            if owner[0] is not None:
+                break
+        return owner if reward.links else self._by_place(at, time)
 
     def _by_place(self, at: int, time: int) -> _Owner:
         """The owner of a reward at `at` without a target, by rules 3 and 4."""
@@ -132,21 +139,15 @@ class _Owners:
             return self._step_of[call], rule, ""
         return None, rule, f"the call that it belongs to is left out: {self._chosen.left_out[call]}"
 
-    def _linked(self, at: int, reward: Reward, time: int) -> _Owner:
-        for link in reward.links:
-            owner = self._at(link, at, time)
-            if owner[0] is not None:
-                break
-        return owner
-
     def _at(self, link: tuple[tuple[str, str], ...], given_at: int, time: int) -> _Owner:
         """The owner that a link resolves to, or the reason why it resolves to none."""
         if not link:
             return WHOLE, "link", ""
-        first, *others = sorted([self._with(key, value) for key, value in link], key=len)
-        spans = [at for at in first[:_MOST_SPANS] if all(_is_in(other, at) for other in others)]
+        fewest = min([self._with(key, value) for key, value in link], key=len)
+        spans = [at for at in fewest[:_MOST_SPANS] if all(self._value(at, key) == value for key, value in link)]
         if not spans:
-            return None, "link", f"what it is linked to ({_spelled(link)}) is not in the trajectory"
+            pairs = ", ".join(f"{key} {value}" for key, value in link)
+            return None, "link", f"what it is linked to ({pairs}) is not in the trajectory"
         same_as, end = self._chosen.same_as, self._trajectory.end
         if steps := [at for span in spans if (at := same_as.get(span, span)) in self._step_of]:
             # A server may have reused a response id: the link means the last such call so far.
@@ -165,42 +166,29 @@ class _Owners:
             call = self._last_by(self._of_agent[at], time)
             return self._step(call, "link", "its agent had made no call by then")
         if n_inside:
-            return self._step(self._last_inside(at, time), "link", "no call inside of what it is linked to had ended")
+            calls = self._calls[: bisect_right(self._calls, time, key=self._trajectory.end.__getitem__)]
+            first = self._place[at]
+            inside = range(first, first + self._size[at])
+            last = next((call for call in reversed(calls[-_LOOKED_BACK:]) if self._place[call] in inside), None)
+            return self._step(last, "link", "no call inside of what it is linked to had ended")
         return self._by_place(at, self._trajectory.start[at])
-
-    def _last_inside(self, at: int, time: int) -> int | None:
-        """The last call inside a span that had ended by `time`."""
-        place, behind = self._extent
-        stop = bisect_right(self._calls, time, key=self._trajectory.end.__getitem__)
-        recent = reversed(self._calls[max(0, stop - _LOOKED_BACK) : stop])
-        return next((call for call in recent if place[at] <= place[call] < behind[at]), None)
-
-    @cached_property
-    def _extent(self) -> tuple[list[int], list[int]]:
-        """[n], [n] each span's position in depth-first order, and the first position after the spans it encloses."""
-        order, parents = self._trajectory.tree.order, self._trajectory.tree.parents
-        place = [0] * len(order)
-        for at, span in enumerate(order):
-            place[span] = at
-        behind = [at + 1 for at in place]
-        for span in reversed(order):
-            if (parent := parents[span]) >= 0:
-                behind[parent] = max(behind[parent], behind[span])
-        return place, behind
 
     def _with(self, key: str, value: str) -> Sequence[int]:
         """Spans whose attribute (or id) `key` has this value."""
         if key not in self._spans_with:
             if len(self._spans_with) == _MOST_KEYS:
                 return ()
-            spans: dict[str, list[int]] = {}
-            for at, span in enumerate(self._trajectory.spans):
-                ids = {"span_id": span.id, "trace_id": span.trace_id or span.trace}
-                has = ids.get(key) or span.attributes.get(key)
-                if has is not None:
-                    spans.setdefault(text_of(has), []).append(at)
-            self._spans_with[key] = spans
+            spans = self._spans_with[key] = {}
+            for at in range(len(self._trajectory.spans)):
+                if has := self._value(at, key):
+                    spans.setdefault(has, []).append(at)
         return self._spans_with[key].get(value, ())
+
+    def _value(self, at: int, key: str) -> str:
+        """A span's attribute, or its id if `key` is `span_id` or `trace_id`."""
+        span = self._trajectory.spans[at]
+        ids = {"span_id": span.id, "trace_id": span.trace_id or span.trace}
+        return ids.get(key) or text_of(span.attributes.get(key))
 
 
 _Owner = tuple[int | None, Rule, str]
@@ -209,12 +197,3 @@ _MOST_KEYS, _MOST_SPANS = 16, 64
 """Limits: different link attributes in one trajectory, and candidate spans that match a link's rarest pair."""
 _LOOKED_BACK = 1024
 """The number of last-ended calls searched for one inside a span."""
-
-
-def _is_in(rising: Sequence[int], number: int) -> bool:
-    place = bisect_left(rising, number)
-    return place < len(rising) and rising[place] == number
-
-
-def _spelled(link: tuple[tuple[str, str], ...]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in link)

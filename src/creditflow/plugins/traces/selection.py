@@ -35,8 +35,8 @@ class TrajectorySpans:
     agent_around: list[int | None]
     """[n] the nearest enclosing agent span, or the span itself if it is one."""
     agent_at: list[int | None]
-    """[n] the same, or else the last agent span to start among those whose times enclose the span's (separate tracers
-    do not nest their spans)."""
+    """[n] the same, or else the agent span whose times enclose the span's (separate tracers do not nest their spans).
+    Among several it is the innermost; if they are at work side by side, none."""
 
     @classmethod
     def read(cls, spans: Sequence[Span], mended: Counter[str]) -> TrajectorySpans:
@@ -48,16 +48,17 @@ class TrajectorySpans:
         start, end = _times(spans, mended)
         rewards = [(at, reward) for at, (_, of_span) in enumerate(read) if of_span for reward in of_span]
         rewards.sort(key=lambda placed: start[placed[0]])
-        agents = [at for at, meaning in enumerate(meanings) if type(meaning) is AgentSpan]
-        around: list[int | None] = [None] * len(spans)
-        if not agents:
-            return cls(spans, tree, start, end, meanings, rewards, around, around)
-        for at in agents:
-            around[at] = at
-        around = tree.inherited(around)
-        working = list(around)
-        for at, other in _meanwhile([at for at, agent in enumerate(around) if agent is None], agents, start, end):
-            working[at] = other
+        around: list[int | None] = [at if type(meaning) is AgentSpan else None for at, meaning in enumerate(meanings)]
+        agents = sorted((at for at in around if at is not None), key=start.__getitem__)
+        working = around = tree.inherited(around) if agents else around
+        if agents and None in around:
+            began = [start[agent] for agent in agents]
+            working = list(around)
+            for at in (at for at, agent in enumerate(around) if agent is None):
+                stop = bisect_right(began, start[at])
+                enclosing = [agent for agent in agents[max(0, stop - _LOOKED_BACK) : stop] if end[agent] >= end[at]]
+                if enclosing and end[enclosing[-1]] == min(map(end.__getitem__, enclosing)):
+                    working[at] = enclosing[-1]
         return cls(spans, tree, start, end, meanings, rewards, around, working)
 
     def call(self, at: int) -> ModelCall:
@@ -85,38 +86,19 @@ def _times(spans: Sequence[Span], mended: Counter[str]) -> tuple[list[int], list
     A missing time is set to the other one, or, if both are missing, to the start of the span before it in the file. An
     end before the start is set to the start.
     """
-    starts, ends, latest = [], [], 0
+    starts, ends, start = [], [], 0
     for span in spans:
-        start, end = span.start, span.end
-        if start is None:
-            mended["no time at all" if end is None else "no start time"] += 1
-            start = latest if end is None else end
-        elif end is None:
-            mended["no end time"] += 1
-        elif end < start:
-            mended["an end before its start"] += 1
-        latest = start
+        first, last = span.start, span.end
+        start = first if first is not None else start if last is None else last
         starts.append(start)
-        first, end = start + 1, end or 0
-        ends.append(end if end > first else first)
+        ends.append(start + 1 if last is None or last <= start else last)
+        if first is None or last is None or last < first:
+            mended["a time that is missing, or an end before its start"] += 1
     return starts, ends
 
 
 _LOOKED_BACK = 64
-"""The number of preceding agent spans searched for one whose times enclose a span's."""
-
-
-def _meanwhile(
-    spans: Sequence[int], agents: Sequence[int], start: Sequence[int], end: Sequence[int]
-) -> Iterator[tuple[int, int]]:
-    """Pairs of a span and the agent span whose times enclose it."""
-    agents = sorted(agents, key=start.__getitem__)
-    began = [start[agent] for agent in agents]
-    for at in spans:
-        stop = bisect_right(began, start[at])
-        enclosing = (agent for agent in reversed(agents[max(0, stop - _LOOKED_BACK) : stop]) if end[agent] >= end[at])
-        if (agent := next(enclosing, None)) is not None:
-            yield at, agent
+"""The number of spans searched for an agent at work meanwhile, or for a call with the same response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +111,6 @@ class Selection:
     """The same and the calls left out for their agent or for a missing response: each call made, once."""
     agents: list[str]
     """The agent of each of `calls`."""
-    several: list[int]
-    """Those of `calls` with several responses."""
     same_as: dict[int, int]
     """Repeated record of a call to the record that is kept."""
     left_out: dict[int, str]
@@ -141,12 +121,13 @@ class Selection:
 
 def choose(trajectory_spans: TrajectorySpans, agent_match: re.Pattern[str]) -> Selection:
     """Choose the calls whose agents match `agent_match`, each once; not those of judges or without a response."""
-    reward = _rewards_around(trajectory_spans)
+    tree, meanings = trajectory_spans.tree, trajectory_spans.meanings
+    reward = [at if type(meaning) is Reward else None for at, meaning in enumerate(meanings)]
+    reward = tree.inherited(reward) if trajectory_spans.rewards else reward
     left_out: dict[int, str] = {}
     able: dict[int, ModelCall] = {}
     unable: dict[int, ModelCall] = {}
-    several: list[int] = []
-    for at, meaning in enumerate(trajectory_spans.meanings):
+    for at, meaning in enumerate(meanings):
         if type(meaning) is not ModelCall:
             continue
         if reward[at] is not None:
@@ -156,13 +137,11 @@ def choose(trajectory_spans: TrajectorySpans, agent_match: re.Pattern[str]) -> S
             unable[at] = meaning
         else:
             able[at] = meaning
-            if meaning.choices:
-                several.append(at)
     same_as, shared_ids = _repeated(trajectory_spans, able)
     for at, first in same_as.items():
         left_out[at] = f"the same call as span {trajectory_spans.spans[first].id}"
     agents = trajectory_spans.agents_of([at for at in able if at not in same_as])
-    calls_in_order = [*agents, *_alone(trajectory_spans.tree, unable, able)] if unable else list(agents)
+    calls_in_order = [*agents, *_alone(tree, unable, able)] if unable else list(agents)
     calls_in_order.sort(key=trajectory_spans.end.__getitem__)
     calls_in_order.sort(key=trajectory_spans.start.__getitem__)  # calls with the same start stay in order of their ends
     named = {agent for agent in agents.values() if agent_match.search(agent)}
@@ -170,14 +149,7 @@ def choose(trajectory_spans: TrajectorySpans, agent_match: re.Pattern[str]) -> S
         if agent not in named:
             left_out[at] = f"agent {agent!r} is not asked for"
     calls = [at for at in calls_in_order if at not in left_out] if left_out else calls_in_order
-    several = [at for at in several if at not in left_out]
-    return Selection(calls, calls_in_order, [agents[at] for at in calls], several, same_as, left_out, shared_ids)
-
-
-def _rewards_around(trajectory_spans: TrajectorySpans) -> list[int | None]:
-    """[n] the nearest enclosing reward span, or the span itself if it is one."""
-    own = [at if type(meaning) is Reward else None for at, meaning in enumerate(trajectory_spans.meanings)]
-    return trajectory_spans.tree.inherited(own) if trajectory_spans.rewards else own
+    return Selection(calls, calls_in_order, [agents[at] for at in calls], same_as, left_out, shared_ids)
 
 
 def _alone(tree: SpanTree, unable: Mapping[int, ModelCall], able: Mapping[int, ModelCall]) -> Iterator[int]:
@@ -205,80 +177,65 @@ def _repeated(trajectory_spans: TrajectorySpans, able: Mapping[int, ModelCall]) 
     outermost, then the first.
     """
     tree = trajectory_spans.tree
-    inside: dict[int, int] = {}
-    """Span to the nearest enclosing call, or to itself if it is a call."""
-    of_id: dict[str, int] = {}
-    """Response id to its first call."""
-    of_both: dict[tuple[str, str], int] = {}
-    """Response id and response to their first call, for ids with several responses."""
-    shared = 0
-    group: dict[int, int] = {}
+    enclosing = tree.inherited([at if at in able else None for at in range(len(tree.parents))])
+    are_mixed = len({(call.scope, call.source) for call in able.values()}) > 1
+    earlier: dict[tuple[str, str], list[int]] = {}
+    """Response id, or text, to the calls that have it."""
+    first_of: dict[int, int] = {}
     """Call to the first record of the same call."""
-    members: dict[int, list[int]] = {}
+    records_of: dict[int, list[int]] = {}
     """First record to all records of the same call."""
+    shared = 0
     for at in tree.order:
-        around = inside.get(tree.parents[at])
         if at not in able:
-            if around is not None:
-                inside[at] = around
             continue
-        inside[at] = first = at
-        call = able[at]
-        if around is not None and _same(call, able[around]):
-            first = group[around]
-        if call.response_id:
-            same = of_id.setdefault(call.response_id, first)
-            if same != first and first == at:
-                response = able[same].response
-                if response and call.response and response != call.response:
-                    first = of_both.setdefault((call.response_id, call.response), at)
-                    shared += first == at
-                else:  # a record without a text has only its id to match
-                    first = same
-        group[at] = first
-        if first != at:
-            members.setdefault(first, [first]).append(at)
-    _join_integrations(trajectory_spans, able, group, members)
+        call, parent = able[at], tree.parents[at]
+        outer = enclosing[parent] if parent >= 0 else None
+        candidates = [] if outer is None else [outer]
+        keys = [("id", call.response_id)] if call.response_id else []
+        keys += [("text", " ".join(call.spoken.split()))] if are_mixed else []
+        for key in keys:
+            candidates += earlier.setdefault(key, [])[-_LOOKED_BACK:]
+        for other in candidates:
+            records = records_of[first_of[other]]
+            if _is_same(call, able[other], is_nested=other == outer) or (
+                are_mixed and _is_beside(trajectory_spans, at, other, [able[record] for record in records])
+            ):
+                break
+        else:
+            records = records_of[at] = []
+            shared += bool(call.response_id and earlier["id", call.response_id])
+        records.append(at)
+        first_of[at] = records[0]
+        for key in keys:
+            earlier[key].append(at)
     same_as = {}
-    for records in members.values():
+    for records in records_of.values():
         fullest = max(records, key=lambda at: able[at].fullness)  # among equals the first
         same_as.update({at: fullest for at in records if at != fullest})
     return same_as, shared
 
 
-def _join_integrations(
-    trajectory_spans: TrajectorySpans,
-    able: Mapping[int, ModelCall],
-    group: dict[int, int],
-    members: dict[int, list[int]],
-) -> None:
-    """Join groups of records of one call that two integrations made side by side: equal texts at the same time."""
-    if len({(call.scope, call.source) for call in able.values()}) < 2:
-        return
+def _is_same(call: ModelCall, other: ModelCall, *, is_nested: bool) -> bool:
+    """Whether two records, perhaps `call` inside `other`, are of one call by response id and response."""
+    if call.response_id and other.response_id:
+        has_both = call.response and other.response and call.response != other.response
+        return call.response_id == other.response_id and (is_nested or not has_both)
+    return is_nested and call.response == other.response
+
+
+def _is_beside(trajectory_spans: TrajectorySpans, at: int, other: int, records: Sequence[ModelCall]) -> bool:
+    """Whether an integration that made none of `records`, those of call `other`, recorded the call at the same time."""
     start, end = trajectory_spans.start, trajectory_spans.end
-    earlier: dict[str, list[tuple[int, set[tuple[str, str]]]]] = {}
-    for at in sorted({group[at] for at in able}, key=start.__getitem__):
-        call = able[at]
-        own = {(able[record].scope, able[record].source) for record in members.get(at, [at])}
-        others = earlier.setdefault(" ".join(call.spoken.split()), [])
-        for first, integrations in others[-_LOOKED_BACK:]:
-            other = able[first]
-            ids_differ = other.response_id and call.response_id and other.response_id != call.response_id
-            same_prompt = not (call.messages and other.messages) or _prompt(call) == _prompt(other)
-            if start[at] < end[first] and same_prompt and not (ids_differ or integrations & own):
-                members.setdefault(first, [first]).extend(members.pop(at, [at]))
-                integrations.update(own)
-                break
-        else:
-            others.append((at, own))
-
-
-def _prompt(call: ModelCall) -> list[str]:
-    """The texts of a prompt, without differences in spacing."""
-    return [" ".join(message["content"].split()) for message in call.messages]
-
-
-def _same(inner: ModelCall, outer: ModelCall) -> bool:
-    if inner.response_id and outer.response_id:
-        return inner.response_id == outer.response_id
-    return inner.response == outer.response
+    call, same = trajectory_spans.call(at), trajectory_spans.call(other)
+    ids_differ = call.response_id and same.response_id and call.response_id != same.response_id
+    is_other = (call.scope, call.source) not in {(record.scope, record.source) for record in records}
+    prompts = [[" ".join(message["content"].split()) for message in record.messages] for record in (call, same)]
+    return (
+        start[at] < end[other]
+        and start[other] < end[at]
+        and is_other
+        and not ids_differ
+        and " ".join(call.spoken.split()) == " ".join(same.spoken.split())
+        and (prompts[0] == prompts[1] or not all(prompts))
+    )

@@ -6,20 +6,18 @@ Traces come from other programs, so values of an unexpected form are ignored.
 from __future__ import annotations
 
 import re
-import sys
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cache, lru_cache
 from itertools import islice, repeat
-from operator import countOf, itemgetter
+from operator import itemgetter
 from typing import Any, Literal
 
 from creditflow.data import Message
 from creditflow.plugins.traces.conventions import conventions
 from creditflow.plugins.traces.conventions.base import AgentSpan, Convention, Meaning, ModelCall
 from creditflow.plugins.traces.messages import (
-    LIST_TYPES,
     NOT_PLAIN,
     OF_A_TEXT,
     PROMPT_TOKENS,
@@ -32,14 +30,13 @@ from creditflow.plugins.traces.messages import (
     joined,
     json_of,
     listed,
-    mapping,
     message_of,
     prompt_of,
     responses_of,
     together,
     unflattened,
 )
-from creditflow.plugins.traces.spans import Reward, RewardWithoutNumber, Span, SpanEvent, text_of
+from creditflow.plugins.traces.spans import LIST_TYPES, Reward, RewardWithoutNumber, Span, SpanEvent, mapping, text_of
 
 
 def read_span(span: Span) -> tuple[Meaning | None, list[Reward]]:
@@ -48,22 +45,47 @@ def read_span(span: Span) -> tuple[Meaning | None, list[Reward]]:
     The rewards are those of a reward span and those attached to a span of any kind.
     """
     names = _names_of(span.attributes)
-    rewards = _rewards(span, names) if span.events or span.rewards or names.gives else []
+    rewards = _rewards(span, names) if span.events or span.rewards or names.gives_rewards else []
     for reward in rewards:
         if reward.is_span:
             return reward, rewards
-    return _meaning(span, names), rewards
+    kind = _kind(span, names)
+    return _model_call(span, names) if kind == "call" else kind, rewards
 
 
-def _meaning(span: Span, names: _AttributeNames) -> Meaning | None:
-    if names.of_call and _is_call(span.attributes, names):
-        return _model_call(span, names)
-    like_call = _is_like_a_call(span.attributes, names)
-    if like_call and names.has_model_and_messages:
-        return _model_call(span, names)
-    if names.of_agent and (name := _agent_name(span, names)):
+def _kind(span: Span, names: _AttributeNames) -> AgentSpan | Literal["call"] | None:
+    """A model call, an agent's work or neither, by a span's attributes.
+
+    A span with attributes of a call is a call although no convention marks it as one: it is read as far as possible, or
+    listed as left out.
+    """
+    attributes, is_like_call = span.attributes, False
+    if not names.has(attributes, "not_calls"):
+        kinds = [attributes[key] for key in names.present["kinds"]]
+        is_like_call = names.like_call and not (kinds and any(kind not in _NO_KIND for kind in kinds))
+        has_content = names.spread or names.first(attributes, "response_ids") is not None
+        # Some tracers also put an agent's first and last message on the agent's span, as for a call.
+        is_content = has_content and "AGENT" not in kinds and "agent" not in kinds
+        if names.has(attributes, "calls") or is_content or (is_like_call and names.has_model_and_messages):
+            return "call"
+    if name := _agent_name(span, names):
         return AgentSpan(name)
-    return _model_call(span, names) if like_call else None
+    return "call" if is_like_call else None
+
+
+_NO_KIND = (None, "", "span", "SPAN")
+
+
+def is_call(span: Span) -> bool:
+    """Whether a span is a model call by its attributes."""
+    return _kind(span, _names_of(span.attributes)) == "call"
+
+
+def has_no_kind(span: Span) -> bool:
+    """Whether a span's attributes give no kind: no model call, agent, tool or similar."""
+    names = _names_of(span.attributes)
+    has_kind = any(span.attributes.get(_key_of(e)) for field in ("not_calls", "kinds") for e in names.present[field])
+    return not has_kind and _kind(span, names) is None
 
 
 # ---- attributes by their names -------------------------------------------------------------------------------------
@@ -115,19 +137,11 @@ class _AttributeNames:
                 read |= own
         """Conventions with messages in single attributes that none before them reads, in order of precedence."""
         places = (place for c in conventions() for place in (*c.prompt, *c.response) if place.attribute in there)
-        self.of_kind = any(map(self.present.get, ("kinds", "calls", "not_calls")))
-        """Whether it has an attribute that states its kind."""
-        self.of_call = self.spread or any(map(self.present.get, ("calls", "response_ids")))
-        """Whether it may be a model call."""
         names_model, has_messages = bool(self.present["call_attributes"]), any(not place.shared for place in places)
         self.like_call = names_model or has_messages
         """Whether it has attributes that only model calls have, unless its kind is something else."""
         self.has_model_and_messages = names_model and has_messages
         """Whether it has both a model and messages, and so is a call even if it names an agent."""
-        self.of_sampling = any(map(self.present.get, ("temperature", "parameters")))
-        """Whether it has sampling parameters."""
-        self.of_agent = any(map(self.present.get, ("span_agent", "call_agent", "agent_kinds", "agent_attributes")))
-        """Whether it may be an agent's."""
         self.like_rewards = [
             key for key in keys if "reward" in key.lower() and not f"{key}.".startswith(_values("reward_prefixes"))
         ]
@@ -139,7 +153,7 @@ class _AttributeNames:
             and (there & set(c.reward_attributes) or any(f"{key}.".startswith(c.reward_prefixes) for key in keys))
         ]
         """Readers of the rewards that the attributes may give."""
-        self.gives = bool(self.reward_readers or self.like_rewards)
+        self.gives_rewards = bool(self.reward_readers or self.like_rewards)
         """Whether the span may give rewards, whatever its kind."""
 
     def first(self, attributes: Mapping[str, Any], *names: str) -> Any:
@@ -152,7 +166,8 @@ class _AttributeNames:
 
     def has(self, attributes: Mapping[str, Any], name: str) -> bool:
         """Whether an attribute has one of the values in this field."""
-        return any(attributes.get(key) in values for key, values in self.present[name])
+        entries = self.present[name]
+        return bool(entries) and any(attributes.get(key) in values for key, values in entries)
 
 
 def _key_of(entry: Any) -> Any:
@@ -223,12 +238,16 @@ def _model_call(span: Span, names: _AttributeNames) -> ModelCall:
         reason = attributes.get(names.response[0].get("finish_reason", ""))
     else:
         call, reason = _read_call(span, names, has_ids=bool(response_ids))
-    call.agent = _agent_of_call(attributes, names) if names.of_agent else ""
+    name = names.first(attributes, "call_agent")
+    if name := _agent_node(attributes, names) if not name or name in _values("no_agents") else name:
+        call.agent = _TEAM_ID.sub("", text_of(name)).strip('"')  # MLflow writes texts as JSON
     call.response_id = text_of(names.first(attributes, "response_id"))
-    model = names.first(attributes, "model", "response_model")
-    call.model = text_of(model).strip('"')  # MLflow writes it as JSON
-    if names.of_sampling:
-        call.temperature = _temperature(attributes, names)
+    call.model = text_of(names.first(attributes, "model")).strip('"')
+    temperature = names.first(attributes, "temperature")
+    if temperature is None and names.present["parameters"]:
+        temperature = mapping(json_of(names.first(attributes, "parameters"))).get("temperature")
+    if isinstance(temperature, int | float) and 0 <= temperature < _HOTTEST:
+        call.temperature = float(temperature)
     call.prompt_ids, call.response_ids = _token_ids(names.first(attributes, "prompt_ids")), response_ids
     if names.present["logprobs"]:
         call.logprobs = _logprobs(names.first(attributes, "logprobs"))
@@ -342,61 +361,18 @@ def _why_unusable(attributes: Mapping[str, Any], messages: Sequence[Message], un
     """The reason why a call without a response cannot be a step, with the names of unknown forms or attributes."""
     if unknown:
         return f"its response is in a form that is not known: {', '.join(unknown)[:200]}"
-    others = [key for key, v in attributes.items() if v and isinstance(v, _HOLDERS) and _LIKE_CONTENT.search(key)]
-    if messages and not any(map(_LIKE_RESPONSE.search, others)):
-        return "no response was recorded"
-    missing = "no response was" if messages else "neither messages nor a response were"
-    why = f"{missing} recorded in a form that is known"
-    return f"{why}: it has {', '.join(sorted(others))[:200]}" if others else why
+    form = _LIKE_RESPONSE if messages else _LIKE_CONTENT
+    others = sorted(key for key, v in attributes.items() if v and isinstance(v, _HOLDERS) and form.search(key))
+    why = "no response was recorded" if messages else "neither messages nor a response were recorded"
+    why += "" if messages and not others else " in a form that is known"
+    return f"{why}: it has {', '.join(others)[:200]}" if others else why
 
 
-_HOLDERS = (str, list, tuple, dict)
-_LIKE_RESPONSE = re.compile(r"(output|completion|response|generation|result)s?(\.value)?$", re.IGNORECASE)
-_LIKE_CONTENT = re.compile(
-    r"(input|output|prompt|completion|request|response|message|content|generation|result)s?(\.value)?$", re.IGNORECASE
-)
+_HOLDERS = (str, *LIST_TYPES, dict)
+_RESPONSE = "output|completion|response|generation|result"
+_LIKE_RESPONSE = re.compile(rf"({_RESPONSE})s?(\.value)?$", re.IGNORECASE)
+_LIKE_CONTENT = re.compile(rf"({_RESPONSE}|input|prompt|request|message|content)s?(\.value)?$", re.IGNORECASE)
 """Names of attributes that may hold prompts or responses."""
-
-
-def _is_call(attributes: Mapping[str, Any], names: _AttributeNames) -> bool:
-    has_content = names.spread or names.first(attributes, "response_ids") is not None
-    if not names.of_kind:
-        return has_content
-    if names.has(attributes, "not_calls"):
-        return False
-    if names.has(attributes, "calls"):
-        return True
-    # Some tracers also put an agent's first and last message on the agent's span, as for a call.
-    return has_content and not any(attributes[key] in ("AGENT", "agent") for key in names.present["kinds"])
-
-
-def _is_like_a_call(attributes: Mapping[str, Any], names: _AttributeNames) -> bool:
-    """Whether a span has attributes of a call though no convention marks it as one.
-
-    Such a span is read as far as possible, or listed as left out.
-    """
-    if not names.like_call or any(attributes[key] not in _NO_KIND for key in names.present["kinds"]):
-        return False
-    encloses_calls = any(encloses(attributes) for encloses in _values("encloses_calls"))
-    return not (encloses_calls or names.has(attributes, "not_calls"))
-
-
-_NO_KIND = (None, "", "span", "SPAN")
-
-
-def is_call(span: Span) -> bool:
-    """Whether a span is a model call by its attributes."""
-    attributes, names = span.attributes, _names_of(span.attributes)
-    if _is_call(attributes, names):
-        return True
-    return _is_like_a_call(attributes, names) and (names.has_model_and_messages or not _agent_name(span, names))
-
-
-def has_no_kind(span: Span) -> bool:
-    """Whether a span's attributes give no kind: no model call, agent, tool or similar."""
-    names = _names_of(span.attributes)
-    has_kind = any(span.attributes.get(_key_of(e)) for field in ("not_calls", "kinds") for e in names.present[field])
-    return not (has_kind or is_call(span) or _agent_name(span, names))
 
 
 def _info(span: Span, names: _AttributeNames, reason: Any) -> dict[str, Any]:
@@ -448,13 +424,6 @@ def message_kind(event: SpanEvent) -> str:
     return _event_kinds().get(event.name, ("", ""))[0]
 
 
-def _temperature(attributes: Mapping[str, Any], names: _AttributeNames) -> float:
-    value = names.first(attributes, "temperature")
-    if value is None and names.present["parameters"]:
-        value = mapping(json_of(names.first(attributes, "parameters"))).get("temperature")
-    return float(value) if isinstance(value, int | float) and 0 <= value < _HOTTEST else 1.0
-
-
 _HOTTEST = 1e6
 
 
@@ -463,43 +432,29 @@ def _token_ids(value: Any) -> tuple[int, ...]:
     value = json_of(value)
     if not isinstance(value, LIST_TYPES) or not value:
         return ()
-    ids = tuple(value[0] if isinstance(value[0], LIST_TYPES) else value)
-    if countOf(map(type, ids), int) != len(ids):
-        return ()
     try:
-        # All ids are from 0 to 2^31 - 1 if the highest bit of each unsigned 32-bit value is unset. This check takes
-        # half the time of `min` and `max`, and traces have more token ids than anything else.
-        return ids if array("I", ids).tobytes()[_HIGHEST::4].isascii() else ()
-    except OverflowError:
+        ids = array("i", value[0] if isinstance(value[0], LIST_TYPES) else value)
+    except (TypeError, OverflowError):
         return ()
-
-
-_HIGHEST = 3 if sys.byteorder == "little" else 0
+    return tuple(ids) if min(ids, default=0) >= 0 else ()
 
 
 def _logprobs(value: Any) -> tuple[float, ...]:
     """Log-probabilities from OpenAI's list of tokens; empty if any is missing."""
-    if value is None:
-        return ()
     values = [token.get("logprob") if isinstance(token, dict) else token for token in listed(json_of(value))]
     try:
-        numbers = [float(value) for value in values if isinstance(value, int | float)]
+        numbers = tuple(float(value) for value in values if isinstance(value, int | float))
     except OverflowError:
         return ()
-    return tuple(numbers) if len(numbers) == len(values) else ()
+    return numbers if len(numbers) == len(values) else ()
 
 
 # ---- agents --------------------------------------------------------------------------------------------------------
 
 
-def _agent_of_call(attributes: Mapping[str, Any], names: _AttributeNames) -> str:
-    """The agent's name in a call's own attributes; empty if missing."""
-    name = names.first(attributes, "call_agent")
-    return _TEAM_ID.sub("", text_of(name)) if name and name not in _values("no_agents") else _agent_node(attributes)
-
-
-def _agent_node(attributes: Mapping[str, Any]) -> str:
-    return next((name for read in _values("agent_node") if (name := read(attributes))), "")
+def _agent_node(attributes: Mapping[str, Any], names: _AttributeNames) -> str:
+    readers = _values("agent_node") if names.present["agent_attributes"] else ()
+    return next((name for read in readers if (name := read(attributes))), "")
 
 
 _TEAM_ID = re.compile(r"_[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
@@ -509,8 +464,6 @@ _TEAM_ID = re.compile(r"_[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 def _agent_name(span: Span, names: _AttributeNames) -> str:
     """The agent's name if a span is an agent's work, otherwise empty."""
     attributes = span.attributes
-    if names.has(attributes, "not_agents"):
-        return ""
     if (name := names.first(attributes, "span_agent")) and name not in _values("no_agents"):
         return _TEAM_ID.sub("", text_of(name))
     for key, kinds, name_keys in names.present["agent_kinds"]:
@@ -518,7 +471,7 @@ def _agent_name(span: Span, names: _AttributeNames) -> str:
             own = "" if span.name.startswith("Runnable") else span.name.removeprefix("invoke_agent").strip()
             if name := next(filter(None, (attributes.get(key) if key else own for key in name_keys)), ""):
                 return text_of(name)
-    return _agent_node(attributes)
+    return _agent_node(attributes, names)
 
 
 # ---- rewards -------------------------------------------------------------------------------------------------------

@@ -16,14 +16,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from creditflow.errors import DataError, InputError, first_line
 
+LIST_TYPES = (list, tuple)
+"""A tuple, as `list | tuple` would make a new type at every check, dozens of times per span."""
 LATEST = (1 << 63) - 2
 """The largest valid time. Times are nanoseconds since 1970, above 0; a value outside this range counts as missing."""
-_NANOSECONDS = 1_000_000_000
 
 
 @dataclass(slots=True)
@@ -126,28 +128,21 @@ def distinct(spans: Iterable[Span], mended: Counter[str]) -> list[Span]:
     return list(once.values())
 
 
-NO_SPAN = "log records without a span"
-"""The id of the span made for log records that name none, one per trace."""
-
-
 def json_values(data: bytes, path: Path) -> Iterator[Any]:
     """Yield the single value of a JSON file, or the value of each line."""
+    if data.startswith(_COMPRESSED):
+        raise DataError(f"{path}: is compressed; unpack it first")
     try:
         # The decoder holds back a last character that is cut off; its line is cut off too.
         text = codecs.getincrementaldecoder("utf-8-sig")().decode(data)
     except UnicodeDecodeError as error:
-        if data.startswith(_COMPRESSED):
-            raise DataError(f"{path}: is compressed; unpack it first") from error
-        raise DataError(
-            f"{path}: expected JSON in UTF-8: {error.reason} at byte {error.start}; protobuf is known by a name that "
-            "ends with .pb or .bin"
-        ) from error
+        place = f"{error.reason} at byte {error.start}"
+        hint = "protobuf is known by a name that ends with .pb or .bin"
+        raise DataError(f"{path}: expected JSON in UTF-8: {place}; {hint}") from error
     try:
         yield json.loads(text)
         return
-    except RecursionError as error:
-        raise DataError(f"{path}: is nested too deep to be spans") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         lines = [line for line in text.split("\n") if line.strip()]  # JSON strings may contain other line separators
         if len(lines) < 2:
             raise DataError(f"{path}: expected OTLP as JSON: {first_line(error)}") from error
@@ -155,68 +150,53 @@ def json_values(data: bytes, path: Path) -> Iterator[Any]:
         try:
             yield json.loads(line)
         except (ValueError, RecursionError) as error:
-            if number == len(lines):  # the writer was interrupted
-                warnings.warn(f"{path}: line {number}, the last, is torn; all before it is read", stacklevel=2)
-                return
-            raise DataError(
-                f"{path}: line {number} of those that are not empty: {first_line(error)}; expected one JSON value, or "
-                "one in each line"
-            ) from error
+            if number < len(lines):
+                place = f"line {number} of those that are not empty: {first_line(error)}"
+                raise DataError(f"{path}: {place}; expected one JSON value, or one in each line") from error
+            warnings.warn(f"{path}: line {number}, the last, is torn; all before it is read", stacklevel=2)
 
 
 _COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
 """Magic numbers of gzip and zstandard files."""
 
 
-def _without_metrics(objects: list[Any], where: str) -> list[Any]:
-    """`objects` without metrics and profiles, which collectors may write to the same file.
-
-    Raises DataError if nothing else is left.
-    """
-    others = [record for record in objects if not (isinstance(record, dict) and not _OTHER_SIGNALS.isdisjoint(record))]
-    if objects and not others:
-        raise DataError(f"{where}: expected spans or log records, got metrics or profiles")
-    return others
-
-
-_OTHER_SIGNALS = frozenset(("resourceMetrics", "resourceProfiles"))
-
-
 def expect_spans(values: Iterable[Any], where: str) -> list[dict[str, Any]]:
     """The JSON objects of spans and log records, from `values` or from lists in it.
 
-    Raises DataError for other objects; its message begins with `where`.
+    Metrics and profiles, which collectors may write to the same file, are skipped. Raises DataError for other objects,
+    or if nothing is left; its message begins with `where`.
     """
-    objects = _without_metrics(
-        [record for value in values for record in (value if isinstance(value, list) else [value])], where
-    )
-    for number, record in enumerate(objects, 1):
+    objects = [record for value in values for record in (value if isinstance(value, list) else [value])]
+    records = [(n, o) for n, o in enumerate(objects, 1) if not (isinstance(o, dict) and _OTHER_SIGNALS & o.keys())]
+    if objects and not records:
+        raise DataError(f"{where}: expected spans or log records, got metrics or profiles")
+    for number, record in records:
         place = f"{where}: object {number}" if len(objects) > 1 else where
         if not (isinstance(record, dict) and ("span_id" in record or not _OTLP.isdisjoint(record))):
             keys = list(record) if isinstance(record, dict) else []
             content = f"an object with {', '.join(map(repr, keys[:5]))}" if keys else repr(record)
-            form = next((form for key, form in _NOT_READ.items() if key in keys), None)
-            content += f"; this looks like {form}, which is not read" if form else ""
+            form = next((f"; this looks like {form}, which is not read" for key, form in _NOT_READ if key in keys), "")
             raise DataError(
                 f"{place}: expected OTLP (`resourceSpans`, `resourceLogs`), Agent Lightning's spans (`span_id`), an "
                 "export of LangSmith, Langfuse, MLflow or Phoenix, or a log of chats (`messages`, or `request` and "
-                f"`response`), got {content[:300]}"
+                f"`response`), got {content[:300]}{form}"
             )
         if broken := [key for key in _OTLP & record.keys() if not isinstance(record[key], list | None)]:
             raise DataError(f"{place}: {broken[0]}: expected a list, got {repr(record[broken[0]])[:80]}")
-    return objects
+    return [record for _, record in records]
 
 
+_OTHER_SIGNALS = frozenset(("resourceMetrics", "resourceProfiles"))
 _OTLP = frozenset(("resourceSpans", "resourceLogs"))
-_NOT_READ = {
-    "observations": "an export of Langfuse's page",
-    "conversations": "ShareGPT's conversations",
-    "resource_spans": "OTLP with names in snake_case",
-    "context": "spans of OpenTelemetry's console exporter",
-    "processes": "a trace of Jaeger",
-    "data": "a page of another program's records",
-}
-"""Unsupported forms, by a key that only they have, for the error message."""
+_NOT_READ = (
+    ("observations", "an export of Langfuse's page"),
+    ("conversations", "ShareGPT's conversations"),
+    ("resource_spans", "OTLP with names in snake_case"),
+    ("context", "spans of OpenTelemetry's console exporter"),
+    ("processes", "a trace of Jaeger"),
+    ("data", "a page of another program's records"),
+)
+"""Unsupported forms after a key that only they have, for the error message."""
 
 
 def from_json(values: Iterable[Any], where: str = "spans") -> list[Span]:
@@ -225,8 +205,8 @@ def from_json(values: Iterable[Any], where: str = "spans") -> list[Span]:
     Raises DataError for other values; its message begins with `where`.
     """
     objects = expect_spans(values, where)
-    spans, logs = _otlp(record for record in objects if "span_id" not in record)
-    return _joined(spans, logs, from_agent_lightning(record for record in objects if "span_id" in record))
+    of_lightning = from_agent_lightning(record for record in objects if "span_id" in record)
+    return _otlp((record for record in objects if "span_id" not in record), of_lightning)
 
 
 # ---- OTLP ----------------------------------------------------------------------------------------------------------
@@ -238,85 +218,89 @@ def from_otlp_json(messages: Iterable[Mapping[str, Any]]) -> list[Span]:
     Log records that name a span become its events, even from another message. `gen_ai.*` records whose span is missing
     become a new span.
     """
-    return _joined(*_otlp(messages))
+    return _otlp(messages, [])
 
 
 Lost = list[tuple[str, str]]
 """Place and reason of each record of a file that could not be read."""
 
 
-def _otlp(messages: Iterable[Mapping[str, Any]]) -> tuple[list[Span], list[Span]]:
-    """The spans of OTLP messages, and each log record as a span with one event."""
-    spans: list[Span] = []
-    logs: list[Span] = []
-    lost: Lost = []
+def _otlp(messages: Iterable[Mapping[str, Any]], others: list[Span]) -> list[Span]:
+    """The spans of OTLP messages after `others`, with the log records of both as events."""
+    spans, logs, lost = others, list[Span](), Lost()
     for message in messages:
         spans += [_from_otlp(*record) for record in _records(message, _SPAN_KEYS, lost)]
-        logs += [_log(*record) for record in _records(message, _LOG_KEYS, lost)]
+        logs += [_from_log(*record) for record in _records(message, _LOG_KEYS, lost)]
     if lost:
-        spans.append(Span("", UNREADABLE, None, "", None, None, {}, unread=lost))
-    return spans, logs
+        spans.append(unreadable(lost))
+    by_place = {(span.trace_id or span.trace, span.id): span for span in spans}
+    known: set[tuple[int, str]] = set()
+    for number, log in enumerate(sorted(logs, key=lambda log: log.start or 0)):  # collectors write them in any order
+        (event,) = log.events
+        # Records that name no span do not belong together.
+        key = log.trace, log.id or f"log record {number}"
+        if (span := by_place.get(key)) is None and is_of_models(event):
+            span = by_place[key] = replace(log, id=key[1], events=[])
+            spans.append(span)
+        if span is not None and (event.time is None or (id(span), repr(event)) not in known):  # some write them twice
+            known.add((id(span), repr(event)))
+            span.events.append(event)
+    return spans
 
 
-_SPAN_KEYS = (("resourceSpans",), ("scopeSpans", "instrumentationLibrarySpans"), ("spans",))
-_LOG_KEYS = (("resourceLogs",), ("scopeLogs", "instrumentationLibraryLogs"), ("logRecords", "logs"))
-"""Keys of the lists of resources, scopes and records: the present names, then the earlier ones."""
+_SPAN_KEYS = ("resourceSpans", "scopeSpans", "spans")
+_LOG_KEYS = ("resourceLogs", "scopeLogs", "logRecords")
+"""Keys of the lists of resources, scopes and records."""
+_Record = tuple[Mapping[str, Any], Mapping[str, Any], str]
 
 
-def _records(
-    message: Mapping[str, Any], keys: Sequence[Sequence[str]], lost: Lost
-) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any], str]]:
+def _records(message: Mapping[str, Any], keys: tuple[str, str, str], lost: Lost) -> Iterator[_Record]:
     """Each record of a message, with the attributes of its resource and the name of its instrumentation."""
     for where, group in _each(message, keys[0], "", lost):
-        resource = _attributes(_object(group.get("resource")).get("attributes"))
+        resource = _attributes(mapping(group.get("resource")).get("attributes"))
         for place, scope in _each(group, keys[1], where, lost):
-            name = text_of(_object(scope.get("scope", scope.get("instrumentationLibrary"))).get("name"))
+            name = text_of(mapping(scope.get("scope")).get("name"))
             for _, record in _each(scope, keys[2], place, lost):
                 yield record, resource, name
 
 
-def _each(
-    holder: Mapping[str, Any], keys: Sequence[str], where: str, lost: Lost
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _each(holder: Mapping[str, Any], key: str, where: str, lost: Lost) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the objects in a list of `holder`, each with its place in the file; list other values in `lost`."""
-    key = next((key for key in keys if holder.get(key) is not None), keys[0])
-    items = holder.get(key)
-    place = f"{where}.{key}" if where else key
-    if items is None:
-        others = [text_of(other) for other in holder if other not in _BESIDE_LISTS and other not in _OTLP]
-        if others:
-            lost.append((place, f"expected a list, got {', '.join(others)[:100]}"))
-    elif not isinstance(items, list):
-        lost.append((place, f"expected a list, got {type(items).__name__}"))
-    else:
-        for number, item in enumerate(items):
-            if isinstance(item, dict):
-                yield f"{place}[{number}]", item
-            else:
-                lost.append((f"{place}[{number}]", f"expected an object, got {type(item).__name__}"))
+    items, place = holder.get(key), f"{where}.{key}" if where else key
+    others = [text_of(other) for other in holder if other not in _BESIDE_LISTS or (other == key and items is not None)]
+    if others and not isinstance(items, list):
+        lost.append((place, f"expected a list, got {', '.join(others)[:100]}"))
+    for number, item in enumerate(items if isinstance(items, list) else ()):
+        if isinstance(item, dict):
+            yield f"{place}[{number}]", item
+        else:
+            lost.append((f"{place}[{number}]", f"expected an object, got {type(item).__name__}"))
 
 
-_BESIDE_LISTS = frozenset(("resource", "scope", "schemaUrl", "instrumentationLibrary", "resourceMetrics"))
+_BESIDE_LISTS = _OTLP | _OTHER_SIGNALS | {"resource", "scope", "schemaUrl"}
 UNREADABLE = "unreadable"
 """The id of the span that carries the unreadable records of a file."""
 
 
-def _log(raw: Mapping[str, Any], resource: Mapping[str, Any], scope: str) -> Span:
-    attributes = _attributes(raw.get("attributes"))
-    name = _event_name(raw.get("eventName"), attributes)
-    time = time_of(raw.get("timeUnixNano")) or time_of(raw.get("observedTimeUnixNano"))
-    event = SpanEvent(name, attributes, _value(raw.get("body")), time)
-    return _span_of_log(id_of(raw.get("traceId")), id_of(raw.get("spanId")), event, resource, scope)
+def unreadable(lost: Lost) -> Span:
+    """A span that carries unreadable records."""
+    return Span("", UNREADABLE, None, "", None, None, {}, unread=lost)
 
 
-def _span_of_log(trace: str, id: str, event: SpanEvent, resource: Mapping[str, Any], scope: str) -> Span:
+def _from_log(raw: Mapping[str, Any], resource: Mapping[str, Any], scope: str) -> Span:
+    """A log record as a span with one event."""
+    event, trace, id = _otlp_event(raw), id_of(raw.get("traceId")), id_of(raw.get("spanId"))
     return Span(trace, id, None, "", event.time, event.time, {}, [event], resource=resource, scope=scope)
 
 
-def _event_name(name: Any, attributes: Mapping[str, Any]) -> str:
-    """The event name of a log record, from its field or an attribute; a `gen_ai.*` name is preferred."""
-    names = [text_of(text) for text in (name, *map(attributes.get, ("event.name", "otel.event.name"))) if text]
-    return next((text for text in names if text.startswith("gen_ai.")), names[0] if names else "")
+def _otlp_event(raw: Mapping[str, Any]) -> SpanEvent:
+    """An event of a span, or a log record. A `gen_ai.*` name in an attribute is preferred."""
+    attributes = _attributes(raw.get("attributes"))
+    names = (raw.get("eventName"), raw.get("name"), attributes.get("event.name"), attributes.get("otel.event.name"))
+    texts = [text_of(name) for name in names if name]
+    name = next((text for text in texts if text.startswith("gen_ai.")), texts[0] if texts else "")
+    time = time_of(raw.get("timeUnixNano")) or time_of(raw.get("observedTimeUnixNano"))
+    return SpanEvent(name, attributes, _value(raw.get("body")), time)
 
 
 def is_of_models(event: SpanEvent) -> bool:
@@ -325,71 +309,40 @@ def is_of_models(event: SpanEvent) -> bool:
     return event.name.startswith("gen_ai.") or any(key.startswith("gen_ai.") for key in (*event.attributes, *body))
 
 
-def _joined(spans: list[Span], logs: Sequence[Span], named_otherwise: Sequence[Span] = ()) -> list[Span]:
-    """Attach log records to spans as events; `gen_ai.*` records whose span is missing get a new span without a name.
-
-    `logs`: each a span with the record as its event. `named_otherwise`: further spans, whose `trace` differs from the
-    trace id in log records.
-    """
-    spans = [*spans, *named_otherwise]
-    if not logs:
-        return spans
-    by_place = {(span.trace, span.id): span for span in spans}
-    any_trace, other_names = _by_id(spans), _by_id(named_otherwise)
-    events: dict[int, tuple[Span, list[SpanEvent]]] = {}
-    for number, log in enumerate(logs):
-        # The records of one call belong together; an evaluation is separate, with its own time.
-        (event,) = log.events
-        is_alone = "evaluation" in event.name or any("evaluation" in key for key in event.attributes)
-        key = log.trace, log.id or (f"log record {number}" if is_alone else NO_SPAN)
-        span = by_place.get(key) or (other_names if log.trace else any_trace).get(log.id)
-        if span is None and is_of_models(event):
-            span = by_place[key] = replace(log, id=key[1], events=[])
-            spans.append(span)
-        if span is not None:
-            events.setdefault(id(span), (span, []))[1].append(event)
-    for span, records in events.values():
-        span.events += _in_order(records)
-    return spans
-
-
-def _by_id(spans: Sequence[Span]) -> dict[str, Span]:
-    """Id to span, for spans with a unique id."""
-    often = Counter(span.id for span in spans)
-    return {span.id: span for span in spans if span.id and often[span.id] == 1}
-
-
-def _in_order(events: list[SpanEvent]) -> list[SpanEvent]:
-    """Events sorted by time without duplicates: collectors may write records out of order, or twice."""
-    if any(event.time is None for event in events):
-        return events
-    once = {repr(event): event for event in events}
-    return sorted(once.values(), key=lambda event: event.time or 0)
-
-
 def _from_otlp(raw: Mapping[str, Any], resource: Mapping[str, Any], scope: str) -> Span:
-    status = _object(raw.get("status"))
+    status = mapping(raw.get("status"))
+    failed = status.get("code") in (2, "STATUS_CODE_ERROR")
     return Span(
-        trace=id_of(raw.get("traceId")),
-        id=id_of(raw.get("spanId")),
-        parent=id_of(raw.get("parentSpanId")) or None,
-        name=text_of(raw.get("name")),
-        start=time_of(raw.get("startTimeUnixNano")),
-        end=time_of(raw.get("endTimeUnixNano")),
-        attributes=_attributes(raw.get("attributes")),
-        events=[
-            SpanEvent(
-                text_of(event.get("name")),
-                _attributes(event.get("attributes")),
-                time=time_of(event.get("timeUnixNano")),
-            )
-            for event in _objects(raw.get("events"))
-        ],
-        links=[Link(id_of(link.get("traceId")), id_of(link.get("spanId"))) for link in _objects(raw.get("links"))],
-        error=text_of(status.get("message") or "error") if status.get("code") in (2, "STATUS_CODE_ERROR") else "",
+        id_of(raw.get("traceId")),
+        id_of(raw.get("spanId")),
+        id_of(raw.get("parentSpanId")) or None,
+        text_of(raw.get("name")),
+        time_of(raw.get("startTimeUnixNano")),
+        time_of(raw.get("endTimeUnixNano")),
+        _attributes(raw.get("attributes")),
+        [_otlp_event(event) for event in _objects(raw.get("events"))],
+        [Link(id_of(link.get("traceId")), id_of(link.get("spanId"))) for link in _objects(raw.get("links"))],
+        error=text_of(status.get("message") or "error") if failed else "",
         resource=resource,
         scope=scope,
     )
+
+
+def from_readable(spans: Sequence[Any], logs: Sequence[Any] = ()) -> list[Span]:
+    """Read OpenTelemetry's `ReadableSpan` and `ReadableLogRecord` objects, as exporters receive them.
+
+    Raises InputError if opentelemetry-exporter-otlp-proto-common is not installed.
+    """
+    try:
+        from google.protobuf.json_format import MessageToDict
+        from opentelemetry.exporter.otlp.proto.common._log_encoder import encode_logs
+        from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+    except ModuleNotFoundError as error:
+        raise InputError(_MISSING) from error
+    return from_otlp_json([MessageToDict(encode_spans(spans)), MessageToDict(encode_logs(logs))])
+
+
+_MISSING = "OTLP needs opentelemetry-exporter-otlp-proto-common: pip install 'creditflow[traces]'"
 
 
 def from_otlp_protobuf(data: bytes) -> list[Span]:
@@ -411,35 +364,33 @@ def protobuf_messages(data: bytes, where: str) -> list[dict[str, Any]]:
         from opentelemetry.proto.metrics.v1.metrics_pb2 import MetricsData
         from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
     except ModuleNotFoundError as error:
-        raise InputError(f"{where}: protobuf needs opentelemetry-proto: pip install 'creditflow[traces]'") from error
+        raise InputError(f"{where}: {_MISSING}") from error
+    # The bytes do not identify their message type. Parsed as metrics, only metrics have valid names; parsed as spans,
+    # log records fail or have no ids.
+    signals: list[tuple[Any, tuple[str, str, str], Callable[[Any], Any]]] = [
+        (MetricsData, ("resource_metrics", "scope_metrics", "metrics"), lambda m: m.name and m.WhichOneof("data")),
+        (TracesData, ("resource_spans", "scope_spans", "spans"), lambda span: span.span_id),
+        (
+            LogsData,
+            ("resource_logs", "scope_logs", "log_records"),
+            lambda log: log.HasField("body") or log.event_name or log.attributes,
+        ),
+    ]
 
     def message_of(part: bytes) -> Any:
-        # The bytes do not identify their message type. Parsed as metrics, only metrics have valid names; parsed as
-        # spans, log records fail or have no ids.
-        with suppress(DecodeError):
-            data = MetricsData.FromString(part)
-            metrics = [
-                metric for group in data.resource_metrics for scope in group.scope_metrics for metric in scope.metrics
-            ]
-            if metrics and all(metric.name and metric.WhichOneof("data") for metric in metrics):
-                return data
-        with suppress(DecodeError):
-            data = TracesData.FromString(part)
-            spans = [span for group in data.resource_spans for scope in group.scope_spans for span in scope.spans]
-            if not spans or any(span.span_id for span in spans):
-                return data
-        with suppress(DecodeError):
-            data = LogsData.FromString(part)
-            records = [log for group in data.resource_logs for scope in group.scope_logs for log in scope.log_records]
-            if any(log.HasField("body") or log.event_name or log.attributes for log in records):
-                return data
+        for signal, (groups, scopes, name), is_valid in signals:
+            with suppress(DecodeError):
+                message = signal.FromString(part)
+                scopes_of = [scope for group in getattr(message, groups) for scope in getattr(group, scopes)]
+                records = [record for scope in scopes_of for record in getattr(scope, name)]
+                if records and all(map(is_valid, records)):
+                    return message
         return TracesData.FromString(part)
 
     try:
-        messages = [MessageToDict(message_of(part)) for part in _framed(data, where) or [data]]
+        return [MessageToDict(message_of(part)) for part in _framed(data, where) or [data]]
     except DecodeError as error:
         raise DataError(f"{where}: expected OTLP as protobuf: {first_line(error)}") from error
-    return _without_metrics(messages, where)
 
 
 def _framed(data: bytes, where: str) -> list[bytes]:
@@ -477,8 +428,8 @@ def _value(raw: Any) -> Any:
 _READ_AS: dict[str, Callable[[Any], Any]] = {
     "intValue": int,
     "doubleValue": float,
-    "arrayValue": lambda value: [_value(item) for item in _objects(_object(value).get("values"))],
-    "kvlistValue": lambda value: _attributes(_object(value).get("values")),
+    "arrayValue": lambda value: [_value(item) for item in _objects(mapping(value).get("values"))],
+    "kvlistValue": lambda value: _attributes(mapping(value).get("values")),
 }
 
 
@@ -514,97 +465,49 @@ def time_of(raw: Any) -> int | None:
     return time if 0 < time <= LATEST else None
 
 
-def _object(raw: Any) -> Mapping[str, Any]:
-    return raw if isinstance(raw, dict) else {}
+def mapping(value: Any) -> Mapping[str, Any]:
+    """`value` if it is an object, else an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def items_of(value: Any) -> Sequence[Any]:
+    """`value` if it is a list, else an empty one."""
+    return value if isinstance(value, LIST_TYPES) else ()
 
 
 def _objects(raw: Any) -> list[Any]:
-    return [item for item in raw if isinstance(item, dict)] if isinstance(raw, list) else []
+    return [item for item in items_of(raw) if isinstance(item, dict)]
 
 
-# ---- objects -------------------------------------------------------------------------------------------------------
-
-
-def from_readable(spans: Iterable[Any], logs: Iterable[Any] = ()) -> list[Span]:
-    """Read OpenTelemetry's `ReadableSpan` and `ReadableLogRecord` objects, as exporters receive them."""
-    read = []
-    for span in spans:
-        context, parent, status = span.context, span.parent, span.status
-        read.append(
-            Span(
-                trace=f"{context.trace_id:032x}",
-                id=f"{context.span_id:016x}",
-                parent=None if parent is None else f"{parent.span_id:016x}",
-                name=span.name,
-                start=time_of(span.start_time),
-                end=time_of(span.end_time),
-                attributes=span.attributes or {},
-                events=[
-                    SpanEvent(event.name, event.attributes or {}, time=time_of(event.timestamp))
-                    for event in span.events
-                ],
-                links=[Link(f"{link.context.trace_id:032x}", f"{link.context.span_id:016x}") for link in span.links],
-                error="" if status.is_ok or status.is_unset else status.description or "error",
-                resource=span.resource.attributes if span.resource is not None else {},
-                scope=span.instrumentation_scope.name if span.instrumentation_scope is not None else "",
-            )
-        )
-    return _joined(read, [_readable_log(log) for log in logs])
-
-
-def _readable_log(log: Any) -> Span:
-    record, resource = log.log_record, log.resource
-    attributes = record.attributes or {}
-    time = time_of(record.timestamp) or time_of(record.observed_timestamp)
-    return _span_of_log(
-        f"{record.trace_id:032x}" if record.trace_id else "",
-        f"{record.span_id:016x}" if record.span_id else "",
-        SpanEvent(_event_name(record.event_name, attributes), attributes, record.body, time),
-        resource.attributes if resource is not None else {},
-        log.instrumentation_scope.name if log.instrumentation_scope is not None else "",
-    )
+# ---- Agent Lightning -----------------------------------------------------------------------------------------------
 
 
 def from_agent_lightning(spans: Iterable[Any]) -> list[Span]:
     """Read Agent Lightning's spans (0.3), as objects or as `model_dump` output; each attempt is one trajectory."""
     with without_collection():
-        return [
-            _of_agent_lightning(raw if type(raw) is dict or isinstance(raw, Mapping) else vars(raw)) for raw in spans
-        ]
+        return [_of_agent_lightning(_plain(raw).get) for raw in spans]
 
 
-def _of_agent_lightning(raw: Mapping[str, Any]) -> Span:
-    get = raw.get
-    rollout, attempt, status = get("rollout_id"), get("attempt_id"), _plain(get("status"))
-    if rollout and attempt:
-        trace = f"{text_of(rollout)}/{text_of(attempt)}"
-    else:
-        trace = text_of(rollout or attempt or None) or text_of(get("trace_id"))
-    events, links, resource = get("events"), get("links"), _plain(get("resource"))
+def _of_agent_lightning(get: Callable[[str], Any]) -> Span:
+    rollout, attempt, trace_id = get("rollout_id"), get("attempt_id"), text_of(get("trace_id"))
+    trace = f"{text_of(rollout)}/{text_of(attempt)}" if rollout and attempt else text_of(rollout or attempt or trace_id)
+    status, resource = _plain(get("status")), _plain(get("resource"))
+    events = [_plain(event).get for event in items_of(get("events"))]
+    links = [_plain(_plain(link).get("context")).get for link in items_of(get("links"))]
     return Span(
         trace,
         text_of(get("span_id")),
-        text_of(parent) or None if (parent := get("parent_id")) else None,
+        text_of(get("parent_id") or None) or None,
         text_of(get("name")),
-        _nanoseconds(get("start_time")),
-        _nanoseconds(get("end_time")),
+        nanoseconds(get("start_time")),
+        nanoseconds(get("end_time")),
         _plain(get("attributes")),
-        [_event(_plain(event)) for event in events] if events and isinstance(events, (list, tuple)) else [],
-        [_link(_plain(_plain(link).get("context"))) for link in links]
-        if links and isinstance(links, (list, tuple))
-        else (),
+        [SpanEvent(text_of(event("name")), _plain(event("attributes"))) for event in events],
+        [Link(text_of(link("trace_id")), text_of(link("span_id"))) for link in links],
         text_of(status.get("description") or "error") if status.get("status_code") == "ERROR" else "",
         _plain(resource.get("attributes")),
-        text_of(get("trace_id")),
+        trace_id,
     )
-
-
-def _event(raw: Mapping[str, Any]) -> SpanEvent:
-    return SpanEvent(text_of(raw.get("name")), _plain(raw.get("attributes")))
-
-
-def _link(context: Mapping[str, Any]) -> Link:
-    return Link(text_of(context.get("trace_id")), text_of(context.get("span_id")))
 
 
 def _plain(value: Any) -> Mapping[str, Any]:
@@ -614,12 +517,20 @@ def _plain(value: Any) -> Mapping[str, Any]:
     return getattr(value, "__dict__", None) or {}
 
 
-def _nanoseconds(seconds: Any) -> int | None:
+def nanoseconds(time: Any, unit: float = 1e9) -> int | None:
+    """A number of units of `unit` nanoseconds, or a time in ISO 8601 (UTC without a zone); None if it is neither."""
     try:
-        time = int(float(seconds) * _NANOSECONDS)
+        if isinstance(time, str):
+            date = datetime.fromisoformat(time)
+            since = (date if date.tzinfo else date.replace(tzinfo=UTC)) - _EPOCH
+            return time_of(since // timedelta(microseconds=1) * 1000)
+        moment = int(float(time) * unit)
+        return moment if 0 < moment <= LATEST else None
     except (TypeError, ValueError, OverflowError):
         return None
-    return time if 0 < time <= LATEST else None
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @contextmanager

@@ -105,9 +105,6 @@ class Convention:
     """Attribute values that mark another kind of span, whatever `calls` says."""
     call_attributes: tuple[str, ...] = ()
     """Model name and response id: attributes that only model calls have, unless the span states another kind."""
-    encloses_calls: Callable[[Attributes], bool] | None = None
-    """Whether a span encloses several requests to a model although its attributes are those of one."""
-
     prompt: tuple[Place, ...] = ()
     """Attributes of the prompt: the first with messages counts."""
     response: tuple[Place, ...] = ()
@@ -132,9 +129,7 @@ class Convention:
     logprobs: tuple[str, ...] = ()
     response_id: tuple[str, ...] = ()
     model: tuple[str, ...] = ()
-    """Attributes of the requested model."""
-    response_model: tuple[str, ...] = ()
-    """Attributes of the model that answered, read if none names the requested one."""
+    """Attributes of the model, the requested one before the one that answered."""
     temperature: tuple[str, ...] = ()
     parameters: tuple[str, ...] = ()
     """Attributes of all sampling parameters as JSON."""
@@ -152,8 +147,6 @@ class Convention:
     """Attributes of the agent's name that make any other span an agent span."""
     no_agents: tuple[str, ...] = ()
     """Agent names to ignore."""
-    not_agents: Values = ()
-    """Attribute values of spans that name an agent without being its work."""
     agent_kinds: tuple[tuple[str, tuple[Any, ...], tuple[str, ...]], ...] = ()
     """Attribute, the values that mark an agent span, and the attributes of its name; an empty one: the span's name."""
     agent_node: Callable[[Attributes], str] | None = None

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from creditflow.plugins.traces.conventions.base import Attributes, Convention, Entries, Place
-from creditflow.plugins.traces.messages import json_of, mapping
-from creditflow.plugins.traces.spans import NO_SCORE, Reward, RewardWithoutNumber, Span, Target, text_of
+from creditflow.plugins.traces.messages import json_of
+from creditflow.plugins.traces.spans import NO_SCORE, Reward, RewardWithoutNumber, Span, Target, mapping, text_of
 
 # OpenInference (Arize Phoenix).
 _OPENINFERENCE_KIND = "openinference.span.kind"
@@ -72,28 +72,15 @@ LANGGRAPH = Convention(
 
 # Agent Lightning, with the token ids that vLLM's server and LiteLLM add to its calls.
 _LIGHTNING, _LIGHTNING_OUTPUT = "agentlightning.reward", "agentlightning.operation.output"
-_LIGHTNING_AGENTOPS_OUTPUTS = ("agentops.task.output", "agentops.entity.output")
 
 
 def _lightning_rewards(span: Span, entries: Entries) -> Iterator[Reward]:
-    attributes = span.attributes
-    values = [
-        (text_of(reward.get("name")) or "primary", reward.get("value", NO_SCORE)) for reward in entries(_LIGHTNING)
-    ]
-    # Its reward functions write to AgentOps.
-    outputs = [mapping(json_of(attributes.get(key))) for key in _LIGHTNING_AGENTOPS_OUTPUTS]
-    singles = [output.get("value") for output in outputs if output.get("type") == "reward"]
-    if span.name == "agentlightning.annotation" and "reward" in attributes:  # before 0.3
-        singles.insert(0, attributes["reward"])
-    if _LIGHTNING in attributes:
-        singles.insert(0, attributes[_LIGHTNING])
-    values = values or [("primary", single) for single in singles[:1]]
-    is_named = any(f"{key}.".startswith(f"{_LIGHTNING}.") for key in attributes)
-    is_operation = span.name == "agentlightning.operation"
-    if values or is_named or (is_operation and attributes.get("agentlightning.operation.name") == _LIGHTNING):
-        pairs = [pair for pair in entries("agentlightning.link") if {"key_match", "value_match"} <= pair.keys()]
-        link: Target = tuple((text_of(pair["key_match"]), text_of(pair["value_match"])) for pair in pairs)
-        yield Reward(values, [link] if link else [], is_span=True)
+    rewards = [(text_of(item.get("name")) or "primary", item.get("value", NO_SCORE)) for item in entries(_LIGHTNING)]
+    pairs = [pair for pair in entries("agentlightning.link") if {"key_match", "value_match"} <= pair.keys()]
+    link: Target = tuple((text_of(pair["key_match"]), text_of(pair["value_match"])) for pair in pairs)
+    is_named = any(f"{key}.".startswith(f"{_LIGHTNING}.") for key in span.attributes)
+    if is_named or span.attributes.get("agentlightning.operation.name") == _LIGHTNING:
+        yield Reward(rewards, [link] if link else [], is_span=True)
 
 
 LIGHTNING = Convention(
@@ -115,7 +102,7 @@ LIGHTNING = Convention(
     agent_kinds=(("type", ("agent",), ("agentlightning.operation.input.name",)),),
     rewards=_lightning_rewards,
     reward_prefixes=(f"{_LIGHTNING}.",),
-    reward_attributes=("reward", "agentlightning.operation.name", *_LIGHTNING_AGENTOPS_OUTPUTS),
+    reward_attributes=("agentlightning.operation.name",),
 )
 
 
@@ -151,15 +138,11 @@ MLFLOW = Convention(
 
 
 # Vercel's AI SDK. The function id that a program gives to a call names its agent.
-def _vercel_encloses_calls(attributes: Attributes) -> bool:
-    """Whether the operation encloses requests (`ai.generateText`) rather than being one (`.doGenerate`)."""
-    return ".do" not in text_of(attributes.get("ai.operationId", ".do"))
-
-
+_VERCEL_ENCLOSING = tuple(f"ai.{verb}{noun}" for verb in ("generate", "stream") for noun in ("Text", "Object"))
 VERCEL = Convention(
     name="vercel",
     precedence=60,
-    encloses_calls=_vercel_encloses_calls,
+    not_calls=(("ai.operationId", _VERCEL_ENCLOSING),),
     prompt=(Place("ai.prompt.messages"), Place("ai.prompt", shared=True)),
     response=(
         *(Place(f"ai.{of}.{part}", "text", "content") for part in ("text", "object") for of in ("response", "result")),
@@ -182,7 +165,7 @@ LANGFUSE = Convention(
     calls=((_LANGFUSE_KIND, ("generation", "GENERATION")),),
     prompt=(Place("langfuse.observation.input", "either", shared=True),),
     response=(Place("langfuse.observation.output", "either", shared=True),),
-    response_model=("langfuse.observation.model.name",),
+    model=("langfuse.observation.model.name",),
     parameters=("langfuse.observation.model.parameters",),
     usage=("langfuse.observation.usage_details",),
     agent_kinds=((_LANGFUSE_KIND, ("agent", "AGENT"), ("",)),),
