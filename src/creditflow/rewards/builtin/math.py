@@ -12,13 +12,14 @@ import threading
 from collections.abc import Callable
 from fractions import Fraction
 from functools import cache, lru_cache
+from types import ModuleType
 from typing import Any
 
 from creditflow.data import Score
 from creditflow.rewards.registry import answer, builtin
 from creditflow.rewards.support.answers import places
-from creditflow.rewards.support.mathematics import Answer, NotAnAnswerError, rational, read
-from creditflow.rewards.support.processor_time import TimeIsUpError, processor_time_limit
+from creditflow.rewards.support.mathematics import PERCENT, Answer, read
+from creditflow.rewards.support.processor_time import processor_time_limit
 from creditflow.rewards.support.text import truths_of
 
 SECONDS = 2.0
@@ -29,25 +30,16 @@ SIGNIFICANT_DIGITS = 6
 
 def read_truths(truth: Any) -> list[Answer]:
     """Read a truth, or each of several. Raises ValueError if one is missing, or nothing that can be compared."""
-    return [read_truth(str(value)) for value in truths_of(truth)]
+    return [_read_truth(str(value)) for value in truths_of(truth)]
 
 
 @lru_cache(maxsize=4096)
-def read_truth(text: str) -> Answer:
-    """Read a truth, once for each text. Raises ValueError if it is nothing that can be compared."""
-    words = []
-    for variant in (variant for variants in places(text, last_number=False) for variant in variants):
-        try:
-            truth = read(variant)
-            if truth.has_words():
-                words.append(truth)
-            elif not truth.has_expression() or _limited(_has_value, (truth,), SECONDS):
-                return truth
-        except (NotAnAnswerError, TimeIsUpError):
-            continue
-    if not words:
-        raise ValueError(f"expected a ground truth that can be read as mathematics, got {text[:80]!r}")
-    return words[0]
+def _read_truth(text: str) -> Answer:
+    truths = [truth for variants in places(text, last_number=False) for truth in map(read, variants) if truth]
+    for truth in sorted(truths, key=lambda truth: truth.has("words")):
+        if not truth.has("expression") or _limited(_has_value, (truth,), SECONDS):
+            return truth
+    raise ValueError(f"expected a ground truth that can be read as mathematics, got {text[:80]!r}")
 
 
 @builtin
@@ -72,27 +64,21 @@ def math_verify(text: str, truth: Any, seconds: float = SECONDS) -> float | Scor
     """
     if not seconds > 0:
         raise ValueError(f"expected a time limit of more than 0 seconds, got {seconds}")
-    truths = read_truths(truth)
     try:
-        return float(any(_matches(text, true_answer, seconds) for true_answer in truths))
-    except TimeIsUpError:
-        return Score(0.0, status="timeout", reason=f"the comparison took more than {seconds:g} s of processor time")
+        return float(any(_matches(text, true_answer, seconds) for true_answer in read_truths(truth)))
+    except TimeoutError as error:
+        return Score(0.0, status="timeout", reason=f"the comparison took {error}")
 
 
 def _matches(text: str, truth: Answer, seconds: float) -> bool:
-    for variants in places(text, last_number=not truth.has_words()):
-        for variant in variants:
-            try:
-                answer = read(variant)
-            except NotAnAnswerError:
-                continue
-            if not truth.has_words() and not answer.has_words():
-                needs_library = answer.has_expression() or truth.has_expression()
-                return _limited(_same, (answer, truth), seconds) if needs_library else _same(answer, truth)
-            if _same(answer, truth):
-                return True
-        if truth.has_words():
-            return False
+    has_words = truth.has("words")
+    for variants in places(text, last_number=not has_words):
+        readings = [reading for reading in map(read, variants) if reading and reading.has("words") <= has_words]
+        if has_words:
+            return any(_same(reading, truth) for reading in readings)
+        if readings:
+            needs_library = readings[0].has("expression") or truth.has("expression")
+            return _limited(_same, (readings[0], truth), seconds) if needs_library else _same(readings[0], truth)
     return False
 
 
@@ -100,41 +86,40 @@ def _limited(function: Callable[..., bool], answers: tuple[Answer, ...], seconds
     """Call a function that uses the library, within the time limit. Import and first use do not count."""
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("math_verify limits its time by a signal, which works in the main thread only")
-    _warm_up()
+    _library()
     with processor_time_limit(seconds):
         return function(*answers)
 
 
 @cache
-def _warm_up() -> None:
-    from creditflow.rewards.support.equality import parse, same
+def _library() -> ModuleType:
+    from creditflow.rewards.support import equality
 
-    same(parse("3x^2+4y^2=\\frac{48}{1}"), parse("\\frac{x^2}{16}+\\frac{y^2}{\\sqrt{144}}=1"))
+    equality.same(Answer("expression", "3x^2+4y^2=12"), Answer("expression", r"\frac{x^2}{4}+\frac{y^2}{\sqrt{9}}=1"))
+    return equality
 
 
 def _has_value(answer: Answer) -> bool:
-    return all(map(_has_value, answer.parts)) and (answer.kind != "expression" or _value(answer) is not None)
+    return all(map(_has_value, answer.parts)) if answer.parts else _library().value(answer) is not None
 
 
 # Comparing answers
 
 
 def _same(answer: Answer, truth: Answer) -> bool:
-    kinds = (answer.kind, truth.kind)
-    if kinds == ("ordered", "ordered"):
-        return answer.brackets == truth.brackets and _pairwise(answer, truth)
-    if set(kinds) == {"set", "ordered"}:  # a point without its brackets, or by its coordinates
-        bare = answer.brackets != "\\}" if truth.kind == "ordered" else all("=" in part.text for part in truth.parts)
+    kinds = {answer.kind, truth.kind}
+    if kinds == {"ordered"}:
+        return (answer.text[0], answer.text[-1]) == (truth.text[0], truth.text[-1]) and _pairwise(answer, truth)
+    if kinds == {"set", "ordered"}:  # a point without its brackets, or by its coordinates
+        bare = answer.text[0] != "\\" if truth.kind == "ordered" else all("=" in part.text for part in truth.parts)
         return bare and _pairwise(answer, truth)
-    if kinds != ("set", "set") and "set" in kinds and None not in (answer.number, truth.number):  # a decimal comma
+    if kinds != {"set"} and "set" in kinds and None not in (answer.number, truth.number):  # a decimal comma
         return answer.number == truth.number
     if "set" in kinds:
         some, others = (side.parts if side.kind == "set" else (side,) for side in (answer, truth))
         matches = [[_same_part(part, other) for other in others] for part in some]
-        return bool(some) == bool(others) and all(map(any, matches)) and all(map(any, zip(*matches, strict=True)))
-    if answer.has_words() or truth.has_words():
-        return answer.kind == truth.kind and answer.text == truth.text
-    return _same_quantity(answer, truth)  # or an interval and an inequality or union
+        return bool(some) and all(map(any, matches)) and all(map(any, zip(*matches, strict=True)))
+    return answer == truth if "words" in kinds else _same_quantity(answer, truth)  # also an interval and an inequality
 
 
 def _pairwise(answer: Answer, truth: Answer) -> bool:
@@ -143,56 +128,36 @@ def _pairwise(answer: Answer, truth: Answer) -> bool:
 
 def _same_part(part: Answer, other: Answer) -> bool:
     """In a list, counted things must agree: 5 boys and 3 girls."""
-    return (not part.thing or not other.thing or part.thing == other.thing) and _same(part, other)
+    return (not part.unit or not other.unit or part.unit[0] == other.unit[0]) and _same(part, other)
 
 
 def _same_quantity(answer: Answer, truth: Answer) -> bool:
-    factors = {Fraction(1)}
-    if answer.percent != truth.percent:
-        factors.add(Fraction(1, 100) if answer.percent else Fraction(100))
-    elif not answer.percent and answer.unit is not None and truth.unit is not None:
+    factors = [Fraction(1)]
+    if answer.unit and truth.unit and answer.unit[1] and truth.unit[1]:
         if answer.unit[0] != truth.unit[0]:
             return False
-        factors = {answer.unit[1] / truth.unit[1]}
+        factors = [answer.unit[1] / truth.unit[1]]
+    elif PERCENT in (answer.unit, truth.unit):
+        factors.append(Fraction(1, 100) if answer.unit == PERCENT else Fraction(100))
     return any(_same_value(answer, truth, factor) for factor in factors)
 
 
-def _same_value(answer: Answer, truth: Answer, factor: Fraction = Fraction(1)) -> bool:
+def _same_value(answer: Answer, truth: Answer, factor: Fraction) -> bool:
     """Whether the answer, times a factor, equals the truth."""
-    if answer.number is not None and truth.number is not None and (factor != 1 or answer.number == truth.number):
-        return answer.number * factor == truth.number
-    if answer.number is not None and truth.number is not None:
-        return _stands_for(answer, truth.number) or _stands_for(truth, answer.number)
-    from creditflow.rewards.support.equality import same
-
-    value, true_value = _value(answer), _value(truth)
-    if value is None or true_value is None:
-        return False
-    if factor == 1 and (answer.text == truth.text or _stands_for(answer, true_value) or _stands_for(truth, value)):
+    if factor == 1 and (answer.text == truth.text or _stands_for(answer, truth) or _stands_for(truth, answer)):
         return True
-    return same(value if factor == 1 else value * factor, true_value)
+    if answer.number is not None and truth.number is not None:
+        return answer.number * factor == truth.number
+    return bool(_library().same(answer, truth, factor))
 
 
-def _stands_for(decimal: Answer, exact: Any) -> bool:
+def _stands_for(decimal: Answer, exact: Answer) -> bool:
     """Whether a decimal is `exact` rounded or cut to its digits, given that `exact` has no finite decimals."""
-    digits = re.fullmatch(r"[-+]?([0-9]*)\.([0-9]{1,60})(?:\s?\\ldots)?", decimal.text)
+    digits = re.fullmatch(r"[-+]?(\d*)\.(\d{1,60})(?:\s?\\ldots)?", decimal.text)
     if decimal.number is None or not digits or len((digits[1] + digits[2]).lstrip("0")) < SIGNIFICANT_DIGITS:
         return False
-    if not isinstance(exact, Fraction):
-        from creditflow.rewards.support.equality import decimals
-
-        exact = decimals(exact, len(digits[1]) + 2 * len(digits[2]) + 60)
-    if exact is None or exact * decimal.number <= 0 or rational(decimal.text) != decimal.number:
-        return False
-    if (exact * Fraction(10) ** (len(digits[2]) + 30)).denominator == 1:  # finite decimals: all digits must be given
-        return False
+    value = exact.number if exact.number is not None else _library().decimals(exact)
     unit = Fraction(1, 10 ** len(digits[2]))
-    return bool(abs(exact - decimal.number) * 2 <= unit or 0 <= abs(exact) - abs(decimal.number) < unit)
-
-
-def _value(answer: Answer) -> Any:
-    from sympy import Rational
-
-    from creditflow.rewards.support.equality import parse
-
-    return parse(answer.text) if answer.number is None else Rational(answer.number.numerator, answer.number.denominator)
+    if value is None or value * decimal.number <= 0 or (value / unit * 10**30).denominator == 1:
+        return False  # one of finite decimals equals a decimal with all of them only
+    return bool(abs(value - decimal.number) * 2 <= unit or 0 <= abs(value) - abs(decimal.number) < unit)

@@ -6,7 +6,7 @@ from typing import Any
 
 from creditflow.rewards.registry import answer, builtin
 from creditflow.rewards.support.answers import places
-from creditflow.rewards.support.mathematics import is_value
+from creditflow.rewards.support.mathematics import read
 from creditflow.rewards.support.text import Number, numbers_in, same_number, truths_of
 
 
@@ -64,5 +64,7 @@ def numeric_match(text: str, truth: Any, rel_tol: float = 1e-6) -> float:
 
 
 def _last_number(text: str) -> Number | None:
-    values = (numbers_in(variant) for variants in places(text) for variant in variants if is_value(variant))
-    return next((numbers[-1] for numbers in values if numbers), None)
+    for variant in (variant for variants in places(text) for variant in variants):
+        if (answer := read(variant)) and not answer.has("words") and (numbers := numbers_in(variant)):
+            return numbers[-1]
+    return None

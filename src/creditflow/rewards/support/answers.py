@@ -77,11 +77,8 @@ def _clauses(text: str) -> tuple[str, ...]:
 
 
 def _last_formula(text: str) -> str:
-    for match in list(_FORMULAS.finditer(text))[-1:]:
-        if re.search("[0-9]", text[match.end() :]):
-            break
-        return ", ".join(group for group in match.groups() if group)
-    return ""
+    match = next(reversed(list(_FORMULAS.finditer(text))), None)
+    return "" if match is None or re.search("[0-9]", text[match.end() :]) else ", ".join(filter(None, match.groups()))
 
 
 def last_box(text: str) -> str | None:
@@ -105,7 +102,7 @@ def last_box(text: str) -> str | None:
 def _content(text: str, start: int) -> tuple[str, int]:
     r"""The content and the end of a box that begins at `start`; for `\boxed 7` the word."""
     if text[start : start + 1] != "{":
-        word = text[start:].split(maxsplit=1)[0].rstrip("$.,;") if text[start:].strip() else ""
+        word = "".join(text[start:].split(maxsplit=1)[:1]).rstrip("$.,;")
         return word, start + len(word)
     depth = 0
     for brace in re.finditer(r"(?<!\\)[{}]", text[start:]):

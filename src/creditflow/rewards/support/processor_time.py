@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from types import FrameType
 
 
-class TimeIsUpError(BaseException):
+class _TimeIsUpError(BaseException):
     """The time limit is exceeded. Not an Exception, because sympy swallows those."""
 
 
 @contextlib.contextmanager
 def processor_time_limit(seconds: float) -> Iterator[None]:
-    """Raise TimeIsUpError in this, the main, thread after `seconds` seconds of the process's processor time.
+    """Raise TimeoutError in this, the main, thread after `seconds` seconds of the process's processor time.
 
     The signal repeats every 50 ms until it takes effect: raised inside a destructor, the exception would be lost. The
     garbage collector is disabled meanwhile, because its callbacks swallow exceptions, too.
@@ -24,7 +24,7 @@ def processor_time_limit(seconds: float) -> Iterator[None]:
 
     def ring(signum: int, frame: FrameType | None) -> None:
         if running:
-            raise TimeIsUpError("it took too long")
+            raise _TimeIsUpError
 
     collecting = gc.isenabled()
     gc.disable()
@@ -35,6 +35,8 @@ def processor_time_limit(seconds: float) -> Iterator[None]:
             yield
         finally:
             running = False
+    except _TimeIsUpError:
+        raise TimeoutError(f"more than {seconds:g} s of processor time") from None
     finally:
         running = False
         signal.setitimer(signal.ITIMER_PROF, left, interval)

@@ -34,24 +34,18 @@ class Number:
     """Whether a % follows; `value` is the number before it."""
 
 
-_NOT_ASCII = re.compile(r"[^\x00-\x7f]")
-_SAME_IN_ASCII = {
+_ASCII = str.maketrans({
+    **{chr(code + 0xFEE0): chr(code) for code in range(0x21, 0x7F)},
     **dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\ufe63", "-"),
     **dict.fromkeys("\u2044\u2215", "/"),
     **dict.fromkeys("\u00a0\u2006\u2009\u202f\u3000", " "),
     **{"\u2019": "'", "\u3001": ",", "\u3002": ".", "\u2026": "..."},
-}
+})  # fmt: skip
 
 
 def as_ascii(text: str) -> str:
     """Write full-width characters, and variants of signs and spaces, in ASCII."""
-
-    def same(match: re.Match[str]) -> str:
-        character = match.group()
-        full_width = "\uff01" <= character <= "\uff5e"
-        return chr(ord(character) - 0xFEE0) if full_width else _SAME_IN_ASCII.get(character, character)
-
-    return _NOT_ASCII.sub(same, text)
+    return text.translate(_ASCII)
 
 
 def numbers_in(text: str) -> list[Number]:
