@@ -148,20 +148,24 @@ def encoded(dialect: str, **body):
     return MODEL.encode(prompt, request.schemas or ())
 
 
-SYSTEM_PROMPTS = [
-    ("openai_chat", {"messages": [{"role": "developer", "content": SYSTEM}, *HELLO]}),
-    ("openai_responses", {"input": [{"role": "developer", "content": SYSTEM}, *HELLO]}),
-    ("anthropic_messages", {"messages": [{"role": "system", "content": SYSTEM}, *HELLO]}),
+TALK = [*HELLO, {"role": "assistant", "content": "hi"}, *HELLO]
+REASONING = {"type": "reasoning", "id": "r", "summary": []}
+THOUGHT = [{"type": "thinking", "thinking": "hm", "signature": "s"}, {"type": "text", "text": "hi"}]
+PARTS = [{"type": "text", "text": text} for text in ("You ", "add.")]
+FORMS = [
+    ("openai_chat", {"messages": [{"role": "developer", "content": SYSTEM}, *TALK]}),
+    ("openai_responses", {"input": [{"role": "developer", "content": SYSTEM}, TALK[0], REASONING, *TALK[1:]]}),
+    ("anthropic_messages", {"messages": [{"role": "system", "content": SYSTEM}, *TALK]}),
     (
         "anthropic_messages",
-        {"messages": HELLO, "system": [{"type": "text", "text": text} for text in ("You ", "add.")]},
+        {"messages": [TALK[0], {"role": "assistant", "content": THOUGHT}, TALK[2]], "system": PARTS},
     ),
 ]
 
 
-@pytest.mark.parametrize(("dialect", "body"), SYSTEM_PROMPTS)
-def test_system_prompt_has_several_forms(dialect, body):
-    assert encoded(dialect, **body) == encoded("openai_chat", messages=[{"role": "system", "content": SYSTEM}, *HELLO])
+@pytest.mark.parametrize(("dialect", "body"), FORMS)
+def test_prompt_is_equal_in_every_form(dialect, body):
+    assert encoded(dialect, **body) == encoded("openai_chat", messages=[{"role": "system", "content": SYSTEM}, *TALK])
 
 
 @given(conversations(), st.booleans())
