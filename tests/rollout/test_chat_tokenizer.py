@@ -114,12 +114,14 @@ def test_nested_special_tokens_are_removed_in_linear_time(folder: Path) -> None:
     assert chat.encode([{"role": "user", "content": f"x{nested}y"}]) == chat.encode([{"role": "user", "content": "xy"}])
 
 
-def with_tokens(template: str | None, special: list[str], others: list[str] = ()) -> PreTrainedTokenizerFast:
+def with_tokens(
+    template: str | None, special: list[str], others: list[str] = (), pad: str | None = None
+) -> PreTrainedTokenizerFast:
     """Return a tokenizer over bytes with added tokens; `others` are not marked as special."""
     bytes_of, _ = byte_tokenizer()
     bytes_of.add_special_tokens(special)
     bytes_of.add_tokens([AddedToken(token, normalized=False, special=False) for token in others])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bytes_of, eos_token="<|end|>")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bytes_of, eos_token="<|end|>", pad_token=pad)
     tokenizer.chat_template = template
     return tokenizer
 
@@ -135,10 +137,11 @@ def cleaned_slowly(text: str, tokens: list[str]) -> str:
 
 
 def cleaning(tokens: list[str]) -> Callable[[str], str]:
-    """Return the rendering of a message if only `tokens` are special. Without a template, the rest is verbatim."""
-    chat = ChatTokenizer(with_tokens(None, tokens))
+    """Return the rendering of a message between turns of `tokens`."""
+    around = " ".join(["", *tokens])
+    chat = ChatTokenizer(with_tokens("{% for m in messages %}{{ m.content }}{% endfor %}" + around, tokens))
     assert set(tokens) <= set(chat.special_tokens)
-    return lambda text: chat.encode([{"role": "user", "content": text}])[0]
+    return lambda text: chat.encode([{"role": "user", "content": text}])[0].removesuffix(around)
 
 
 @given(
@@ -146,7 +149,8 @@ def cleaning(tokens: list[str]) -> Callable[[str], str]:
     st.text("ab<", max_size=60) | st.lists(st.sampled_from(["<|end|>", "<|e", "nd|>", "<", "a"])).map("".join),
 )
 def test_remover_matches_letter_by_letter_removal(tokens: list, text: str) -> None:
-    clean, every = cleaning(tokens), [*tokens, "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
+    every = [*tokens, "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
+    clean = cleaning(every)
     assert clean(text) == cleaned_slowly(text, every)
     assert not any(token in clean(text) for token in every)
 
@@ -238,7 +242,8 @@ def test_prompt_names_tools_calls_and_results(template: str) -> None:
 
 LLAMA_CALLS = KNOWS_TOOLS.replace("<tool_call>", "").replace("</tool_call>", "").replace('arguments"', 'parameters"')
 SHORT_ID = "{% if m.tool_call_id is defined and m.tool_call_id | length != 9 %}{{ raise_exception('id') }}{% endif %}"
-MISTRAL_CALLS = LLAMA_CALLS.replace('{"name', '[TOOL_CALLS]{"name').replace("<|{{ m.role }}|>", SHORT_ID)
+ROLE = "{{ '[TOOL_RESULTS]' if m.role == 'tool' else '<|' + m.role + '|>' }}"
+MISTRAL_CALLS = LLAMA_CALLS.replace('{"name', '[TOOL_CALLS]{"name').replace("<|{{ m.role }}|>", SHORT_ID + ROLE)
 
 
 @pytest.mark.parametrize("template", [LLAMA_CALLS, MISTRAL_CALLS])
@@ -338,12 +343,14 @@ def test_legacy_function_call_reaches_the_template(template: str) -> None:
     assert '{"x": 1}' in text
 
 
-def test_decode_keeps_special_thought_tags() -> None:
-    """Magistral's tokenizer marks `[THINK]` as special, Hermes' marks `<tool_call>`."""
-    tags = ["[THINK]", "[/THINK]", "<tool_call>", "</tool_call>"]
-    chat = ChatTokenizer(with_tokens(KNOWS_NONE, [*tags, "<s>"]))
-    said = '[THINK]a <tool_call>{"name": "g"}</tool_call>[/THINK]<tool_call>{"name": "f"}</tool_call>'
-    response = chat.decode(chat.tokenizer(f"<s>{said}<|end|>", add_special_tokens=False)["input_ids"])
+def test_special_tokens_within_turns_stay_in_text() -> None:
+    """Magistral's tokenizer marks `[THINK]` as special, Hermes' marks `<tool_call>`; `<plan>` is a user's own."""
+    tags = ["[THINK]", "[/THINK]", "<tool_call>", "</tool_call>", "<plan>", "</plan>", "[TOOL_CALLS]"]
+    chat = ChatTokenizer(with_tokens(MISTRAL_CALLS, [*tags, "[TOOL_RESULTS]", "<|pad|>"], pad="<|pad|>"))
+    said = '[THINK]a <tool_call>{"name": "g"}</tool_call>[/THINK]<plan>x</plan>[TOOL_CALLS]<tool_call>{"name": "f"}'
+    turns = "<|pad|><|user|>[TOOL_RESULTS]<|end|>"
+    response = chat.decode(chat.tokenizer(said + turns, add_special_tokens=False)["input_ids"])
     assert response == said
+    assert said in chat.encode([{"role": "user", "content": said + turns}])[0].partition("<|end|>")[0]
     assert [call.name for call in parse_tool_calls(response)[1]] == ["f"]
     assert not set(tags).intersection(chat.special_tokens)

@@ -99,6 +99,14 @@ def load_tokenizer(folder: Path | str, key: str) -> Any:
     return tokenizer
 
 
+def end_ids(folder: Path) -> int | list[int] | None:
+    """The `eos_token_id` of the model in `folder`, which its tokenizer may lack."""
+    files = (folder / "generation_config.json", folder / "config.json")
+    file = next((file for file in files if file.is_file()), None)
+    ids: int | list[int] | None = None if file is None else json.loads(file.read_text()).get("eos_token_id")
+    return ids
+
+
 def unusable(key: str, path: Path, why: str) -> ModelError:
     """An error for the unusable folder that option `key` names, with the reason."""
     return ModelError(f"{key}: {path} {why}")

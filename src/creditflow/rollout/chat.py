@@ -48,6 +48,10 @@ _NAME = "look_up"
 """Placeholder for the name of the tool in a call, for the same purpose."""
 _CALL: Message = {"id": "call00000", "type": "function", "function": {"name": _NAME, "arguments": {"place": "Ulm"}}}
 """A call, and below another tool, that show what a template renders. Some templates refuse ids of another length."""
+_ASKED: list[Message] = [
+    {"role": "user", "content": _NAME},
+    {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+]
 _LISTED = "list_places"
 _TOOL = {"type": "function", "function": {"name": _LISTED, "description": "", "parameters": {"type": "object"}}}
 _CONTROL = re.compile(r"[^\w\s].*\w.*[^\w\s]", re.DOTALL)
@@ -351,6 +355,24 @@ class _TokenRemover:
         return "".join(kept)
 
 
+class ChatModel:
+    """A model whose prompts and responses a `ChatTokenizer` converts: the base of every policy, whatever samples."""
+
+    chat_tokenizer: ChatTokenizer
+
+    def encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[str, tuple[int, ...]]:
+        """See `ChatTokenizer.encode`."""
+        return self.chat_tokenizer.encode(prompt, tools)
+
+    def follow(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """See `ChatTokenizer.follow`."""
+        return self.chat_tokenizer.follow(messages)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """See `ChatTokenizer.decode`."""
+        return self.chat_tokenizer.decode(ids)
+
+
 class ChatTokenizer:
     """Converts messages to prompt text and tokens, and a response's tokens to text.
 
@@ -368,13 +390,11 @@ class ChatTokenizer:
         ends = (*ids, tokenizer.eos_token_id, self._end_of_turn())
         self.end_ids = frozenset(int(token) for token in ends if token is not None)
         """Tokens that end a response: those of the model, the tokenizer and the chat template."""
-        special = {id: token.content for id, token in tokenizer.added_tokens_decoder.items() if token.special}
-        ending = {id: text for id, text in special.items() if not _READ_BACK.fullmatch(text)}
-        self._left_out = frozenset(ending) if len(ending) < len(special) else None
-        """Tokens that `decode` leaves out; None: the tokenizer's special tokens, if they hide no thoughts or calls."""
-        self.special_tokens = [token for token in (*ending.values(), *self._turn_tokens()) if token]
-        """Tokens that no message may spell: the tokenizer's special tokens, and turn tokens that it does not mark as
-        such."""
+        control = self._control_tokens()
+        self._control_ids = frozenset(control)
+        self.special_tokens = [token for token in control.values() if token]
+        """The tokens that a response's text leaves out and that no message may spell: those that end a response, have a
+        name of transformers (beginning, padding) or stand around turns. Special tokens of another use are text."""
         self._without_special_tokens = _TokenRemover(self.special_tokens)
         # The rollouts of a task begin with the same prompt.
         self._tokenize_again = lru_cache(_KEPT)(self._tokenize)
@@ -415,10 +435,8 @@ class ChatTokenizer:
         return ids[1:] if ids and ids[0] in self.end_ids else ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of a response without special tokens; the tags of thoughts and tool calls are kept."""
-        if self._left_out is not None:
-            return str(self.tokenizer.decode([id for id in ids if id not in self._left_out]))
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+        """Return the text of a response without `special_tokens`; the tags of thoughts and tool calls are kept."""
+        return str(self.tokenizer.decode([id for id in ids if id not in self._control_ids]))
 
     def _tokenize(self, text: str, bare: bool) -> tuple[int, ...]:
         return tuple(self._begun(text) if bare else self._ids(text))
@@ -458,15 +476,16 @@ class ChatTokenizer:
     @cached_property
     def _called(self) -> str:
         """The template's rendering of a call and its result after a question; empty if it takes none."""
-        if not self.tokenizer.chat_template:
-            return ""
-        messages: list[Message] = [
-            {"role": "user", "content": _NAME},
-            {"role": "assistant", "content": "", "tool_calls": [_CALL]},
-            {"role": "tool", "tool_call_id": _CALL["id"], "name": _NAME, "content": _MARK},
-        ]
-        with suppress(ModelError, ImportError):  # as in `_turn_tokens`
-            return self._rendered(messages, [_TOOL])
+        result = {"role": "tool", "tool_call_id": _CALL["id"], "name": _NAME, "content": _MARK}
+        return self._example([*_ASKED, result], [_TOOL])
+
+    def _example(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), *, answering: bool = True
+    ) -> str:
+        """Like `_rendered`, but return an empty text if the template does not render the messages."""
+        if self.tokenizer.chat_template:
+            with suppress(ModelError, ImportError):  # without jinja2, messages cannot be rendered later either
+                return self._rendered(messages, tools, answering=answering)
         return ""
 
     def _rendered(
@@ -496,15 +515,10 @@ class ChatTokenizer:
 
         A token that it also writes inside a response does not count: gpt-oss closes its analysis with `<|end|>`.
         """
-        if not self.tokenizer.chat_template:
-            return None
         user: Message = {"role": "user", "content": _MARK}
         response: Message = {"role": "assistant", "content": _MARK}
-        behind = called = ""
-        with suppress(ModelError, ImportError):  # as in `_turn_tokens`
-            behind = self._rendered([user, response], answering=False).rpartition(_MARK)[2].lstrip()
-        with suppress(ModelError, ImportError):  # some templates take no calls
-            called = self._rendered([user, {**response, "tool_calls": [_CALL]}], answering=False).rpartition(_MARK)[2]
+        behind = self._example([user, response], answering=False).rpartition(_MARK)[2].lstrip()
+        called = self._example([user, {**response, "tool_calls": [_CALL]}], answering=False).rpartition(_MARK)[2]
         token = next(iter(self._ids(behind)), None)
         if token is None or (added := self.tokenizer.added_tokens_decoder.get(token)) is None:
             return None
@@ -512,24 +526,31 @@ class ChatTokenizer:
         inside, name, _ = called.partition(_NAME)
         return token if ends and not (name and added.content in inside) else None
 
-    def _turn_tokens(self) -> list[str]:
-        """Return added tokens of the chat template that the tokenizer does not mark as special.
-
-        The template writes them around turns. Returns an empty list if the template renders no exchange.
-        """
-        added = {
+    def _control_tokens(self) -> dict[int, str]:
+        """Return the added tokens that end a response, have a name, or stand around turns: id -> text."""
+        names = ("pad_token_id", "bos_token_id", "unk_token_id")
+        control = self._turn_ids() | self.end_ids | {getattr(self.tokenizer, name) for name in names}
+        return {
             id: token.content
             for id, token in self.tokenizer.added_tokens_decoder.items()
-            if not token.special and _CONTROL.fullmatch(token.content) and not _READ_BACK.fullmatch(token.content)
+            if id in control
+            and (token.special or _CONTROL.fullmatch(token.content))
+            and not _READ_BACK.fullmatch(token.content)
         }
-        if not added or not self.tokenizer.chat_template:
-            return []
-        exchange = [{"role": role, "content": _MARK} for role in ("system", "user", "assistant", "user")]
-        for messages in (exchange, exchange[1:], exchange[-1:]):  # some templates take no system prompt, or turns
-            with suppress(ModelError, ImportError):  # without jinja2, messages cannot be rendered later either
-                ids = set(self.tokenizer(self._rendered(messages), add_special_tokens=False)["input_ids"])
-                return [token for id, token in added.items() if id in ids]
-        return []
+
+    def _turn_ids(self) -> set[int]:
+        """Return the tokens that the chat template writes around turns; all special ones if it renders no exchange.
+
+        A list of tools and a result are turns; a call is a part of a response.
+        """
+        exchange: list[Message] = [{"role": role, "content": _MARK} for role in ("system", "user", "assistant", "user")]
+        # Some templates take no system prompt, or no turns.
+        texts = (self._example(messages) for messages in (exchange, exchange[1:], exchange[-1:]))
+        if not (text := next(filter(None, texts), "")):
+            added = self.tokenizer.added_tokens_decoder if self.tokenizer.chat_template else {}
+            return {id for id, token in added.items() if token.special}
+        call = self._ids(self._example(_ASKED, answering=False))
+        return {*self._ids(text), *set(self._ids(self._called if call else "")).difference(call)}
 
     def _clean(self, value: Any) -> Any:
         """Return `value` without special tokens, at any depth, keys included."""

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from creditflow._utils.huggingface import load_folder, n_tokens, position_limit, unusable
-from creditflow.data import Message
 from creditflow.engines.local import decoding, memory, sampler
 from creditflow.engines.local.attention import unknown_kinds
 from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.lora import Adapter
 from creditflow.engines.local.recomputing import expect_recomputable
 from creditflow.errors import ModelError, first_line
-from creditflow.rollout.chat import ChatTokenizer, Prompt
+from creditflow.rollout.chat import ChatModel, ChatTokenizer
 from creditflow.rollout.client import Generation, GenerationRequest
 
 _KEY = "actor_rollout_ref.model.path"
@@ -40,7 +39,7 @@ class Sampler(Protocol):
         ...
 
 
-class Policy:
+class Policy(ChatModel):
     """Model, tokenizer and version.
 
     Computes in bf16 on CUDA, in float32 on the CPU, or as `forward.set_precision` chooses. Weights stay float32.
@@ -144,18 +143,6 @@ class Policy:
         """Use gradient checkpointing from now on. Raises ConfigError if the model does not support it."""
         expect_recomputable(self.model)
         self.forward.recomputes = True
-
-    def encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[str, tuple[int, ...]]:
-        """Encode a prompt as text and tokens (`ChatTokenizer.encode`)."""
-        return self.chat_tokenizer.encode(prompt, tools)
-
-    def follow(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """The tokens between two responses (`ChatTokenizer.follow`)."""
-        return self.chat_tokenizer.follow(messages)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Decode a response to text, without special tokens."""
-        return self.chat_tokenizer.decode(ids)
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """Generate one response per request, in one batch.

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from creditflow.data import Message
 from creditflow.errors import ConfigError, CreditflowError, first_line
 from creditflow.rollout import Generation, GenerationRequest
-from creditflow.rollout.chat import ChatTokenizer, Prompt
+from creditflow.rollout.chat import ChatModel, ChatTokenizer
 from creditflow.rollout.client import ChatClient, FinishReason, PolicyView
 
 SPANS = "version_spans"
@@ -64,11 +63,11 @@ class IdleClock:
 
 
 @dataclass(slots=True)
-class ServedPolicy:
+class ServedPolicy(ChatModel):
     """A trained policy on verl's servers."""
 
     client: ServerClient
-    chat: ChatTokenizer
+    chat_tokenizer: ChatTokenizer
     eos_ids: frozenset[int]
     max_positions: int
     version: int = 0
@@ -77,19 +76,7 @@ class ServedPolicy:
     @property
     def tokenizer(self) -> Any:
         """The transformers tokenizer."""
-        return self.chat.tokenizer
-
-    def encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[str, tuple[int, ...]]:
-        """See `ChatTokenizer.encode`."""
-        return self.chat.encode(prompt, tools)
-
-    def follow(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """See `ChatTokenizer.follow`."""
-        return self.chat.follow(messages)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Decode a response to text, without special tokens."""
-        return self.chat.decode(ids)
+        return self.chat_tokenizer.tokenizer
 
 
 @dataclass(frozen=True, slots=True)

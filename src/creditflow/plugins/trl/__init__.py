@@ -28,7 +28,7 @@ from creditflow.credit import Assignment, CreditOptions, assign, make_threshold
 from creditflow.credit.analysis.metrics import batch_stats
 from creditflow.credit.history import History
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS
-from creditflow.data import Floats, Message, Task, Trajectory, TrajectoryBatch
+from creditflow.data import Floats, Task, Trajectory, TrajectoryBatch
 from creditflow.data.datasets import task_of_row
 from creditflow.engines.common.metrics import step_metrics
 from creditflow.engines.common.rollouts import expect_few_failed_rollouts
@@ -45,7 +45,7 @@ from creditflow.rollout import (
     Workflow,
     run_rollouts,
 )
-from creditflow.rollout.chat import ChatTokenizer, Prompt
+from creditflow.rollout.chat import ChatModel, ChatTokenizer
 from creditflow.runs import RunFolder
 
 try:
@@ -301,28 +301,19 @@ def _advantages(rows: Sequence[_Row], completion_ids: torch.Tensor) -> torch.Ten
     return torch.from_numpy(values_RC).to(completion_ids.device)
 
 
-class _TrainedModel:
+class _TrainedModel(ChatModel):
     """The model that TRL trains, as the model client of rollouts. TRL samples."""
 
     def __init__(self, trainer: CreditGRPOTrainer) -> None:
         model = trainer.model
         self._trainer = trainer
-        self._chat = ChatTokenizer(trainer._tokenizer, model.generation_config.eos_token_id, n_tokens(model))
-        self.end_ids = self._chat.end_ids
+        self.chat_tokenizer = ChatTokenizer(trainer._tokenizer, model.generation_config.eos_token_id, n_tokens(model))
+        self.end_ids = self.chat_tokenizer.end_ids
         self.max_positions = position_limit(model.config).tokens
 
     @property
     def version(self) -> int:
         return int(self._trainer.state.global_step)
-
-    def encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[str, tuple[int, ...]]:
-        return self._chat.encode(prompt, tools)
-
-    def follow(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        return self._chat.follow(messages)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._chat.decode(ids)
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """Sample with TRL.

@@ -11,8 +11,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from creditflow._utils.huggingface import end_ids, load_tokenizer
 from creditflow.data import Step
 from creditflow.errors import CreditflowError
+from creditflow.rollout.chat import ChatTokenizer
 
 MAX_OPEN = 256
 """Maximum number of tokens held open for an incomplete character; beyond it they count as broken bytes."""
@@ -93,7 +95,7 @@ class PolicyTokens:
         """`folder`: a tokenizer folder, loaded on first use; None: the run's policies decode (`connect`)."""
         self._folder = folder
         self._clients: Mapping[str, Any] = {}
-        self._tokenizer: Any = None
+        self._chat: ChatTokenizer | None = None
         self._ends: dict[str, TokenEnds] = {}
 
     def connect(self, clients: Mapping[str, Any]) -> None:
@@ -108,8 +110,8 @@ class PolicyTokens:
         return self._ends[step.policy](step.response_ids, step.response)
 
     def _decoder(self, policy: str) -> Callable[[Sequence[int]], str]:
-        if tokenizer := self._loaded():
-            return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True))
+        if chat := self._loaded():
+            return chat.decode
         if policy not in self._clients:
             raise AlignmentError(
                 f"which characters the response's tokens stand for is not known: no policy {policy!r} is connected; "
@@ -118,9 +120,7 @@ class PolicyTokens:
         decode: Callable[[Sequence[int]], str] = self._clients[policy].decode
         return decode
 
-    def _loaded(self) -> Any:
-        from creditflow._utils.huggingface import load_tokenizer
-
-        if self._tokenizer is None and self._folder is not None:
-            self._tokenizer = load_tokenizer(self._folder, "tokenizer")
-        return self._tokenizer
+    def _loaded(self) -> ChatTokenizer | None:
+        if self._chat is None and self._folder is not None:
+            self._chat = ChatTokenizer(load_tokenizer(self._folder, "tokenizer"), end_ids(self._folder))
+        return self._chat

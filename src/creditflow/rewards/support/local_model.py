@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from creditflow._utils.huggingface import n_tokens, position_limit
-from creditflow.data import Message
-from creditflow.rollout.chat import ChatTokenizer, Prompt
+from creditflow.rollout.chat import ChatModel, ChatTokenizer
 from creditflow.rollout.client import Generation, GenerationRequest
 
 
-class LocalModel:
+class LocalModel(ChatModel):
     """Model and tokenizer as a greedy `rollout.ModelClient` (its generations carry no log-probs)."""
 
     version = 0
@@ -26,18 +25,6 @@ class LocalModel:
         self.end_ids = sorted(self.chat_tokenizer.end_ids)
         self.pad_id = self.chat_tokenizer.pad_id
         self.max_positions = position_limit(model.config).tokens
-
-    def encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[str, tuple[int, ...]]:
-        """Text and tokens (`ChatTokenizer.encode`); judged text cannot end its turn and begin the judge's."""
-        return self.chat_tokenizer.encode(prompt, tools)
-
-    def follow(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """The tokens between two answers (`ChatTokenizer.follow`)."""
-        return self.chat_tokenizer.follow(messages)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of an answer, without special tokens."""
-        return self.chat_tokenizer.decode(ids)
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """Generate greedily, in batches that are padded on the left."""
