@@ -2,6 +2,8 @@
 
 import copy
 import json
+import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,7 +21,8 @@ from creditflow._utils.huggingface import load_tokenizer
 from creditflow.engines.local.policy import Policy
 from creditflow.engines.models.tiny import byte_tokenizer, tiny_byte_model
 from creditflow.errors import ConfigError, ModelError
-from creditflow.rollout.chat import ChatTokenizer, PromptIds, parse_tool_calls, pieces
+from creditflow.rollout import response_schema
+from creditflow.rollout.chat import ChatTokenizer, PromptIds, ToolCall, parse_tool_calls, pieces
 
 TALK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "h\u00e9llo"}]
 
@@ -246,13 +249,70 @@ ROLE = "{{ '[TOOL_RESULTS]' if m.role == 'tool' else '<|' + m.role + '|>' }}"
 MISTRAL_CALLS = LLAMA_CALLS.replace('{"name', '[TOOL_CALLS]{"name').replace("<|{{ m.role }}|>", SHORT_ID + ROLE)
 
 
-@pytest.mark.parametrize("template", [LLAMA_CALLS, MISTRAL_CALLS])
-def test_template_with_other_calls_is_refused_for_tools(template: str) -> None:
-    """Llama 3 and Mistral: their calls would have been answers."""
-    chat = ChatTokenizer(with_tokens(template, []))
-    chat.encode(TALK)
-    with pytest.raises(ConfigError, match=r"^tools: the model's chat template has them called in another format"):
-        chat.encode(TALK, [TOOL])
+def schema(opening: str) -> dict:
+    """Return a response schema for calls that are JSON after `opening`."""
+    call = opening + r'(\{"name".*?\}\})'
+    calls = {"type": "array", "x-regex-iterator": call, "items": {"type": "object", "x-parser": "json"}}
+    content = {"type": "string", "x-regex": rf"^(.*?)\s*(?:{call}|<\|end\|>|$)".replace(call, f"{opening}\\{{")}
+    return {"type": "object", "properties": {"content": content, "tool_calls": calls}}
+
+
+@pytest.mark.parametrize(("template", "opening"), [(LLAMA_CALLS, ""), (MISTRAL_CALLS, r"\[TOOL_CALLS\]")])
+def test_other_calls_need_a_response_schema(template: str, opening: str) -> None:
+    """Llama 3 and Mistral: without one, their calls would be answers."""
+    tokenizer = with_tokens(template, ["[TOOL_CALLS]"])
+    ChatTokenizer(tokenizer).encode(TALK)
+    for wrong in (None, schema("no call"), {"type": "object", "x-regex": "("}):
+        tokenizer.response_schema = wrong
+        with pytest.raises(ConfigError, match=r"^tools: the model's chat template has them called in another format"):
+            ChatTokenizer(tokenizer).encode(TALK, [TOOL])
+    tokenizer.response_schema = schema(opening)
+    chat = ChatTokenizer(tokenizer)
+    chat.encode(TALK, [TOOL])
+    call = opening.replace("\\", "") + '{"name": "f", "parameters": {"x": 1}}'
+
+    def decoded(text: str) -> str:
+        return chat.decode(tokenizer(f"{text}<|end|>", add_special_tokens=False)["input_ids"])
+
+    response = decoded(f"Look. {call}{call}")
+    assert response == f"Look. {call}{call}"
+    assert parse_tool_calls(response) == ("Look.", [ToolCall("f", {"x": 1})] * 2)
+    assert (
+        parse_tool_calls(decoded(call.replace("1", "NaN")))[1][0].error
+        == "the call is no JSON: NaN is no number of JSON"
+    )
+    assert (
+        "not the model's format: Node has JSON parser" in parse_tool_calls(decoded(call.replace("1", "!")))[1][0].error
+    )
+    assert parse_tool_calls(decoded("Yes.")) == ("Yes.", [])
+    assert parse_tool_calls(response, in_thought=True) == (response, [])
+    assert parse_tool_calls(decoded(f"{call}</think>{call}"), in_thought=True)[1] == [ToolCall("f", {"x": 1})]
+    assert type(pickle.loads(pickle.dumps(response))) is str
+
+
+def test_search_of_a_schema_ends_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(response_schema, "_LIMIT_S", 0.05)
+    with pytest.raises(ValueError, match="timed out"):
+        response_schema.message_by_schema("a" * 60, {"type": "object", "x-regex": "(?P<content>(a|aa)+)b"})
+
+
+@pytest.mark.parametrize("ids", [("call_1", "x\ud800"), (None, None), ("abcdefghi", "123456789")])
+def test_ids_fit_a_template_that_checks_them(ids: tuple) -> None:
+    checks = MISTRAL_CALLS.replace("m.tool_call_id is defined and ", "m.role == 'tool' and ")
+    checks = checks.replace('{"name"', '({{ c.id }}){"name"').replace(
+        "{{ m.content }}", "{{ m.content }}({{ m.tool_call_id }})"
+    )
+    tokenizer = with_tokens(checks, [])
+    tokenizer.response_schema = schema(r"\[TOOL_CALLS\]\(\w+\)")
+    chat = ChatTokenizer(tokenizer)
+    calls = [{"id": id, "function": {"name": "f", "arguments": {"x": 1}}} for id in ids]
+    results = [{"role": "tool", "tool_call_id": id, "content": "3"} for id in ids]
+    text, _ = chat.encode([TALK[1], {"role": "assistant", "tool_calls": calls}, *results])
+    written = re.findall(r"\(([a-zA-Z0-9]{9})\)", text)
+    assert written[:2] == written[2:]
+    assert len(set(written)) == 2
+    assert all(id in written for id in ids if id and len(id) == 9)
+    assert re.findall(r"\(([a-zA-Z0-9]{9})\)", chat.decode(chat.follow(results)))
 
 
 def test_text_prompt_is_verbatim_without_added_tokens() -> None:

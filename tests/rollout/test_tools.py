@@ -21,11 +21,12 @@ from creditflow.engines.local.policy import Policy
 from creditflow.engines.models.tiny import tiny_byte_model
 from creditflow.errors import ConfigError
 from creditflow.rollout import AgentSpec, Generation, Scheduler, chat
-from creditflow.rollout.chat import ChatTokenizer, ToolCall, opens_thought, parse_tool_calls
+from creditflow.rollout.chat import ChatModel, ChatTokenizer, ToolCall, opens_thought, parse_tool_calls
 from creditflow.rollout.recorder import AgentCall, Sampling
 from creditflow.rollout.toolbox import inline, load_tools
 from creditflow.rollout.tools import Tool, call_tool, shortened
 from tests.builders import Replies, run_team
+from tests.rollout.test_chat_tokenizer import MISTRAL_CALLS, schema, with_tokens
 
 # Schemas and calls
 
@@ -625,6 +626,32 @@ def test_log_probs_after_a_result_match_one_forward_pass():
     at = len(step.prompt_ids) + begin
     expected = [float(logprobs[at + i - 1, token]) for i, token in enumerate(step.response_ids[begin:])]
     assert list(step.logprobs[begin:]) == pytest.approx(expected, abs=1e-4)
+
+
+class Templated(ChatModel):
+    """Returns one line after the other, as tokens of a tokenizer."""
+
+    version, max_positions = 2, 10_000
+
+    def __init__(self, tokenizer, *lines: str) -> None:
+        self.chat_tokenizer, self.lines = ChatTokenizer(tokenizer), list(lines)
+
+    def generate(self, requests):
+        ids = [self.chat_tokenizer.encode(f"{self.lines.pop(0)}<|end|>")[1] for _ in requests]
+        return [Generation(response, (-1.0,) * len(response), "stop") for response in ids]
+
+
+def test_response_schema_reads_the_calls_of_a_step():
+    tokenizer = with_tokens(MISTRAL_CALLS, ["[TOOL_CALLS]"])
+    tokenizer.response_schema = schema(r"\[TOOL_CALLS\]")
+    line = '[TOOL_CALLS]{"name": "calculator", "parameters": {"expression": "6 * 7"}}'
+    sampling = Sampling(max_tokens=400, max_prompt_tokens=2000)
+    trajectory = run_workflow(Templated(tokenizer, line, "So 42."), "calculator", sampling=sampling)
+    (step,) = trajectory.steps
+    assert [called["result"] for called in step.info["tool_calls"]] == ["42"]
+    assert trajectory.answer == "So 42."
+    assert type(step.response) is str
+    assert step.response.startswith(line)
 
 
 class Thinking(Scripted):

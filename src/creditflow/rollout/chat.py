@@ -2,23 +2,27 @@
 
 Tool schemas and calls have the Hermes format (`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`), the default
 of verl and of Qwen's models. A chat template that renders tools, calls and results writes them itself; for other
-templates this module writes them into the system prompt. A template that has agents call in another format is refused.
+templates this module writes them into the system prompt. A template that has agents call in another format needs a
+tokenizer with a response schema, which then reads the calls; without one it is refused.
 This module holds no model, runs no tool, and imports nothing heavy.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from os.path import commonprefix
 from typing import Any
 
 from creditflow.data import Message
 from creditflow.data.trajectory import content_text, without_nulls
 from creditflow.errors import ConfigError, ModelError, first_line
+from creditflow.rollout.response_schema import message_by_schema
 
 _THOUGHTS = {
     "<think>": "</think>",
@@ -38,6 +42,8 @@ _CALL_TAG = re.compile(r"</?tool_call>")
 _BLANK = re.compile(r"\s*")
 _EXTENT = json.JSONDecoder(strict=False, parse_int=len, parse_float=len, parse_constant=len)
 """Finds the end of a JSON value. It accepts any number, so that each error has a position."""
+_SHOWN = 200
+"""Maximum characters of an error about a response, which may quote all of it."""
 _DEPTH = 64
 """Maximum nesting of a call's JSON: the parsed value is written again by recursive functions."""
 _BEFORE = 8
@@ -47,13 +53,11 @@ _MARK = "\u241fresponse\u241f"
 _NAME = "look_up"
 """Placeholder for the name of the tool in a call, for the same purpose."""
 _CALL: Message = {"id": "call00000", "type": "function", "function": {"name": _NAME, "arguments": {"place": "Ulm"}}}
-"""A call, and below another tool, that show what a template renders. Some templates refuse ids of another length."""
-_ASKED: list[Message] = [
-    {"role": "user", "content": _NAME},
-    {"role": "assistant", "content": "", "tool_calls": [_CALL]},
-]
+"""A call, and below another tool, that show what a template renders."""
 _LISTED = "list_places"
 _TOOL = {"type": "function", "function": {"name": _LISTED, "description": "", "parameters": {"type": "object"}}}
+_PARTS = ("Ulm", _MARK, _LISTED)
+"""Parts of a rendered call, its result and the list of tools."""
 _CONTROL = re.compile(r"[^\w\s].*\w.*[^\w\s]", re.DOTALL)
 """A token that is unlikely in ordinary text. Words, line breaks and full stops may be added tokens, too."""
 _READ_BACK = re.compile(
@@ -89,13 +93,56 @@ class ToolCall:
         return {"id": id, "type": "function", "function": {"name": self.name, "arguments": spelled}}
 
 
+class SchemaText(str):
+    """The text of a response whose tool calls a response schema reads."""
+
+    raw: str
+    """The response with its special tokens."""
+    schema: Mapping[str, Any]
+
+    def __new__(cls, text: str, raw: str, schema: Mapping[str, Any]) -> SchemaText:
+        self = super().__new__(cls, text)
+        self.raw, self.schema = raw, schema
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return str, (str(self),)
+
+
+def _by_schema(text: str, schema: Mapping[str, Any]) -> tuple[str, list[ToolCall]]:
+    try:
+        message = message_by_schema(text, schema)
+        listed = message.get("tool_calls") or []
+        functions = [call.get("function", call) for call in (listed if isinstance(listed, list) else [listed])]
+        calls = [_call_of(json.dumps(function)) for function in functions]
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        return text, [ToolCall("", None, f"the response has not the model's format: {first_line(error)[:_SHOWN]}")]
+    return str(message.get("content") or ""), calls
+
+
+_CALLED = ToolCall(_NAME, _CALL["function"]["arguments"])
+
+
+def _asked(id: str = "call00000") -> list[Message]:
+    """Return a question, its call and the result. Some templates refuse ids of another length."""
+    return [
+        {"role": "user", "content": _NAME},
+        {"role": "assistant", "content": "", "tool_calls": [{**_CALL, "id": id}]},
+        {"role": "tool", "tool_call_id": id, "name": _NAME, "content": _MARK},
+    ]
+
+
 def parse_tool_calls(text: str, *, in_thought: bool = False) -> tuple[str, list[ToolCall]]:
     """Split a response into its text and its tool calls, in order; malformed calls are included.
 
     A call ends at the end of its JSON. Calls inside thoughts (`<think>...</think>` and similar tags) are text: a
     thought ends at its closing tag, and a leading thought without one is the whole response. `in_thought`: the prompt
-    has opened a thought (`opens_thought`). Without it, the text before a lone closing tag is a thought, too.
+    has opened a thought (`opens_thought`). Without it, the text before a lone closing tag is a thought, too. In a
+    `SchemaText`, the schema finds thoughts and calls.
     """
+    if isinstance(text, SchemaText):
+        content_and_calls = _by_schema(text.raw[_thought_end(text.raw) if in_thought else 0 :], text.schema)
+        return content_and_calls if content_and_calls[1] else (text, [])
     if "<tool_call>" not in text:
         return text, []
     calls: list[ToolCall] = []
@@ -105,8 +152,7 @@ def parse_tool_calls(text: str, *, in_thought: bool = False) -> tuple[str, list[
     begin = at = 0
     thought_end, leading = 0, True
     if in_thought:
-        ends = (tag.end() for tag in tags if tag[0].lower() in _THOUGHTS.values())
-        at = thought_end = next(ends, len(text))
+        at = thought_end = _thought_end(text)
     for tag in tags:
         name = tag[0].lower()
         if tag.start() < at:
@@ -129,6 +175,12 @@ def parse_tool_calls(text: str, *, in_thought: bool = False) -> tuple[str, list[
         elif leading:
             break  # a leading thought without an end; any other opening tag is only mentioned
     return ("".join((*kept, text[begin:])).strip(), calls) if calls else (text, [])
+
+
+def _thought_end(text: str) -> int:
+    """Return the end of the first closing tag of a thought; without one, the end of the text."""
+    ends = (tag.end() for tag in _TAG.finditer(text) if tag[0].lower() in _THOUGHTS.values())
+    return next(ends, len(text))
 
 
 def opens_thought(prompt: str) -> bool:
@@ -264,6 +316,31 @@ def _for_template(message: Message) -> Message:
         plain = {**plain, "tool_calls": calls}
         plain.pop("function_call", None)
     return plain
+
+
+def _with_short_ids(messages: Sequence[Message]) -> list[Message]:
+    """Return messages whose calls and results have ids of nine letters and digits.
+
+    Results without ids follow the order of the calls.
+    """
+    plain: list[Message] = []
+    unanswered: list[str] = []
+    for place, message in enumerate(messages):
+        ids: Message = {}
+        if calls := message.get("tool_calls"):
+            unanswered = [_short_id(call.get("id") or f"{place}.{k}") for k, call in enumerate(calls)]
+            ids["tool_calls"] = [{**call, "id": id} for call, id in zip(calls, unanswered, strict=True)]
+        elif message.get("role") == "tool":
+            ids["tool_call_id"] = _short_id(message.get("tool_call_id") or next(iter(unanswered), f"{place}"))
+            unanswered = unanswered[1:]
+        plain.append({**message, **ids})
+    return plain
+
+
+def _short_id(id: object) -> str:
+    if re.fullmatch("[a-zA-Z0-9]{9}", text := str(id)):
+        return text
+    return hashlib.blake2b(text.encode(errors="replace"), digest_size=5).hexdigest()[:9]
 
 
 def _spelled_out(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
@@ -407,7 +484,7 @@ class ChatTokenizer:
         around turns, are removed from messages, so that one agent's text cannot close the next one's turn. A `prompt`
         given as text is used verbatim, special tokens included, and no token is added: its caller is responsible for
         its content. Raises ModelError for messages that the chat template rejects or fails on, and for token ids out of
-        range; ConfigError for tools if the template has them called in another format than `parse_tool_calls` reads.
+        range; ConfigError for tools if neither `parse_tool_calls` nor a response schema reads the template's calls.
         """
         if isinstance(prompt, PromptIds):
             if unknown := [token for token in prompt if not 0 <= token < self._n_tokens]:
@@ -423,8 +500,10 @@ class ChatTokenizer:
 
         These are the end of its turn, `messages` by others (the results of its calls), and the beginning of its next
         turn. The end-of-sequence token is left out, since the response already has it. Raises ModelError if the
-        tokenizer's chat template leaves responses out.
+        tokenizer's chat template leaves responses out, or results without the message that calls.
         """
+        if not self._renders_results:
+            raise ModelError("the chat template renders a result only after a message that calls the tool")
         spoken: list[Message] = [{"role": "user", "content": ""}, {"role": "assistant", "content": _MARK}]
         _, mark, text = self._text((*spoken, *messages), [_TOOL]).partition(_MARK)
         if not mark:
@@ -435,8 +514,12 @@ class ChatTokenizer:
         return ids[1:] if ids and ids[0] in self.end_ids else ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of a response without `special_tokens`; the tags of thoughts and tool calls are kept."""
-        return str(self.tokenizer.decode([id for id in ids if id not in self._control_ids]))
+        """Return the text of a response without `special_tokens`; the tags of thoughts and tool calls are kept.
+
+        A `SchemaText` if the tokenizer's response schema reads the calls.
+        """
+        text = str(self.tokenizer.decode([id for id in ids if id not in self._control_ids]))
+        return text if self._schema is None else SchemaText(text, self.tokenizer.decode(list(ids)), self._schema)
 
     def _tokenize(self, text: str, bare: bool) -> tuple[int, ...]:
         return tuple(self._begun(text) if bare else self._ids(text))
@@ -461,12 +544,15 @@ class ChatTokenizer:
         # token.
         plain = [_for_template(message) for message in messages]
         plain, tools = self._clean(plain), self._clean(tools)
-        if all(part in self._called for part in ("Ulm", _MARK, _LISTED)[: 3 if tools else 2]):
-            if tools and ToolCall(_NAME, _CALL["function"]["arguments"]) not in parse_tool_calls(self._called)[1]:
+        if all(part in self._called for part in _PARTS[: 3 if tools else 2]):
+            if tools and self._schema is None and _CALLED not in parse_tool_calls(self._called)[1]:
                 raise ConfigError(
                     "tools: the model's chat template has them called in another format than <tool_call>{...}"
-                    "</tool_call>, so no call would be made; use a model or a chat template with this format"
+                    "</tool_call>, so no call would be made; use a model or a chat template with this format, or a "
+                    "tokenizer with a response_schema that reads the calls (most schemas need the package jmespath)"
                 )
+            if not self._takes_any_id:
+                plain = _with_short_ids(plain)
             return self._rendered(plain, tools)
         plain = _spelled_out(plain, tools)
         if not self.tokenizer.chat_template:
@@ -476,8 +562,32 @@ class ChatTokenizer:
     @cached_property
     def _called(self) -> str:
         """The template's rendering of a call and its result after a question; empty if it takes none."""
-        result = {"role": "tool", "tool_call_id": _CALL["id"], "name": _NAME, "content": _MARK}
-        return self._example([*_ASKED, result], [_TOOL])
+        return self._example(_asked(), [_TOOL])
+
+    @cached_property
+    def _renders_results(self) -> bool:
+        """Whether a result is rendered after a response whose calls are text."""
+        question, _, result = _asked()
+        texts = [question, {"role": "assistant", "content": _NAME}, result]
+        return _MARK not in self._called or _MARK in self._example(texts, [_TOOL])
+
+    @cached_property
+    def _takes_any_id(self) -> bool:
+        """Whether the template takes ids of calls of any length; Mistral's take nine letters and digits."""
+        return bool(self._example(_asked("call_0")))
+
+    @cached_property
+    def _schema(self) -> Mapping[str, Any] | None:
+        """The tokenizer's response schema if it reads the calls that the template renders."""
+        schema: Mapping[str, Any] | None = getattr(self.tokenizer, "response_schema", None)
+        if schema is None or not all(part in self._called for part in _PARTS):
+            return None
+        prompt = re.sub(rf"(?i:{_THOUGHT_TAGS})\s*\Z", "", self._example(_asked()[:1], [_TOOL]))
+        response = self._example(_asked()[:2], [_TOOL], answering=False)
+        response = response.removeprefix(commonprefix([prompt, response]))  # noqa: RUF071 (of texts)
+        with suppress(ImportError):
+            return schema if _CALLED in _by_schema(response, schema)[1] else None
+        return None
 
     def _example(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), *, answering: bool = True
@@ -549,7 +659,7 @@ class ChatTokenizer:
         if not (text := next(filter(None, texts), "")):
             added = self.tokenizer.added_tokens_decoder if self.tokenizer.chat_template else {}
             return {id for id, token in added.items() if token.special}
-        call = self._ids(self._example(_ASKED, answering=False))
+        call = self._ids(self._example(_asked()[:2], answering=False))
         return {*self._ids(text), *set(self._ids(self._called if call else "")).difference(call)}
 
     def _clean(self, value: Any) -> Any:

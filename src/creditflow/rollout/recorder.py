@@ -94,10 +94,12 @@ class Reply(str):
     """Log-probs of the step's response tokens, greedy ones included; `step.logprobs`, for training, are 0 for those."""
     stop_text: str
     """The stop text that ended the response; empty if none did."""
+    decoded: str
+    """The text as the policy decoded it, from which `parse_tool_calls` reads calls."""
 
     def __new__(cls, text: str, step: Step, logprobs: tuple[float, ...] = (), stop_text: str = "") -> Reply:
         reply = super().__new__(cls, text)
-        reply.step, reply.logprobs, reply.stop_text = step, logprobs, stop_text
+        reply.step, reply.logprobs, reply.stop_text, reply.decoded = step, logprobs, stop_text, text
         return reply
 
     @property
@@ -377,13 +379,14 @@ class Recorder:
                     break  # the results of the last turn's calls would not be read, so none is called
                 results = await self._call_tools(tools, calls)
                 tool_calls += results
-                following = client.follow([{"role": "tool", "content": result["result"]} for result in results])
+                answers = [{"role": "tool", "name": call["name"], "content": call["result"]} for call in results]
+                following = client.follow(answers)
                 results_end = following[-_THOUGHT_TOKENS:]
                 if len(step.response_ids) + len(following) >= max_tokens:
                     cut_off = True
                     break
                 _append(step, following)
-        step.response = client.decode(step.response_ids) if tool_calls else answer.text
+        step.response = str(client.decode(step.response_ids) if tool_calls else answer.text)
         step.policy_version = spans[0][1]
         step.version_spans = tuple(spans) if len(spans) > 1 else ()
         if tool_calls:

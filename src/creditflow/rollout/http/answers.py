@@ -8,16 +8,21 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from creditflow.data import Message, Step
 from creditflow.rollout.chat import ToolCall, opens_thought, parse_tool_calls
 from creditflow.rollout.recorder import Reply
 
-_CALL_ID = re.compile(r"call_([0-9a-f]{8})_(\d{1,9})_\d{1,9}")
+_CALL_ID = re.compile("[0-9A-Z]{9}")
+"""Nine letters and digits, since Mistral's chat templates take no other: 20 bits of `rollout_of`, 15 of the step's
+index and 11 of the call's number, to the base 36."""
 
 
 def call_id(step: Step, number: int) -> str:
     """Return the id of a step's tool call."""
-    return f"call_{rollout_of(step.trajectory_id)}_{step.index}_{number}"
+    value = (int(rollout_of(step.trajectory_id)[:5], 16) << 15 | step.index & 0x7FFF) << 11 | number & 0x7FF
+    return np.base_repr(value, 36).rjust(9, "0")
 
 
 def rollout_of(trajectory_id: str) -> str:
@@ -31,8 +36,8 @@ def rollout_of(trajectory_id: str) -> str:
 def answered(messages: Sequence[Message], trajectory_id: str) -> list[int]:
     """Return the indices of a trajectory's steps whose tool calls a conversation answers."""
     ids = [message.get("tool_call_id") for message in messages]
-    matches = [_CALL_ID.fullmatch(id) for id in ids if isinstance(id, str)]
-    return [int(match[2]) for match in matches if match and match[1] == rollout_of(trajectory_id)]
+    values = [int(id, 36) for id in ids if isinstance(id, str) and _CALL_ID.fullmatch(id)]
+    return [value >> 11 & 0x7FFF for value in values if f"{value >> 26:05x}" == rollout_of(trajectory_id)[:5]]
 
 
 def finish_reason(reply: Reply) -> str:
@@ -47,7 +52,7 @@ def divided(reply: Reply, *, tools: bool, several: bool) -> tuple[str, list[Tool
     """
     if not tools or finish_reason(reply) != "stop":
         return reply.text, []
-    text, calls = parse_tool_calls(reply.text, in_thought=opens_thought(reply.step.prompt))
+    text, calls = parse_tool_calls(reply.decoded, in_thought=opens_thought(reply.step.prompt))
     if not calls or any(call.arguments is None for call in calls):
         return reply.text, []
     return text, calls if several else calls[:1]

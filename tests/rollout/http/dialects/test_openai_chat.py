@@ -142,6 +142,7 @@ def test_tool_call_of_another_rollout_is_not_a_parent():
     model, agents = Templated(lambda prompt: CALL), {"writer": AgentSpec()}
     made = run_workflow(with_client(ask), model, agents, n=2)
     assert len(set(ids)) == 4
+    assert all(len(id) == 9 and id.isalnum() for id in ids)  # Mistral's templates take no other
     assert sorted(trajectory.steps[2].parents for trajectory in made) == [(0,), (1,)]
 
 
