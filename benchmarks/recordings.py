@@ -31,7 +31,6 @@ from creditflow.credit.analysis.metrics import batch_stats
 from creditflow.credit.history import History
 from creditflow.data import Floats, Trajectory, TrajectoryBatch
 from creditflow.engines.common.components import build_components
-from creditflow.engines.common.rollouts import policy_steps
 from creditflow.engines.local.policy_set import CENTRAL, PolicySet
 from creditflow.engines.local.rollouts import sample_trajectories
 from creditflow.runs.step_files import read_step_file, write_step_file
@@ -305,7 +304,7 @@ def critic_credited(team: str, recordings: Mapping[str, Recording]) -> dict[str,
             sketch_SD = sketcher(batch, assigned.token_advantages())
             gradients[case].append(sketch_SD.sum(axis=0, dtype=np.float64) / batch.n_trajectories)
             advantages[case].append(trained_advantages(assigned))
-        own_S = assigned.trained_S & policy_steps(batch, policy)
+        own_S = assigned.trained_S & batch.sampled_by(policy)
         mini_batch_N = np.arange(batch.n_trajectories) * MINI_BATCHES // batch.n_trajectories
         assert values_T is not None
         assert assigned.returns_T is not None

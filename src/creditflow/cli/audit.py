@@ -194,7 +194,6 @@ def _load_policies(ledger: Ledger, components: Components, options: AuditOptions
 
     The checkpoint is the training step of the one in use; 0: the initial policies; None: the model of `--model`.
     """
-    from creditflow.engines.common.rollouts import needs_reference
     from creditflow.engines.local import checkpoint
     from creditflow.engines.local.policy import Policy, pick_device
     from creditflow.engines.local.policy_set import PolicySet
@@ -210,7 +209,7 @@ def _load_policies(ledger: Ledger, components: Components, options: AuditOptions
     recipe = components.recipe
     trainer = recipe.config.trainer
     policy_set = PolicySet.from_recipe(
-        recipe, trainer.total_training_steps or 1, keep_reference=needs_reference(components)
+        recipe, trainer.total_training_steps or 1, keep_reference=components.rewards.needs_reference
     )
     if options.model is not None:
         model = Policy.load(options.model, pick_device(trainer.device))

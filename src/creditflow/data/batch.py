@@ -69,6 +69,10 @@ class TrajectoryBatch(Columns):
         """[S, K] whether the score exists and is ok."""
         return np.equal(self.score_status, OK)
 
+    def sampled_by(self, *policies: str) -> Bools:
+        """[S] whether a policy of these names generated the step."""
+        return np.isin(self.policy_names, policies)[self.policy_of_step]
+
     @classmethod
     def from_trajectories(cls, trajectories: Iterable[Trajectory]) -> TrajectoryBatch:
         """Build a batch from trajectories. Raises BatchError for fields of the wrong type, and as `validate` does."""

@@ -197,6 +197,11 @@ class RewardManager:
         self._cache = Cache(cache_size)
         self._untaken = ScoringReport((), 0.0)
 
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a function reads `step.ref_logprobs`, which it declares by `needs_reference = True`."""
+        return any(getattr(function.instance, "needs_reference", False) for function in leaves(self.functions))
+
     def connect(self, clients: Mapping[str, PolicyView]) -> None:
         """Pass the policies of the run (`rollout.client.PolicyView` by name) to the functions that use one.
 

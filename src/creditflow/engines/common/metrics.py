@@ -44,9 +44,8 @@ def staleness_metrics(batch: TrajectoryBatch, trained: Mapping[str, int]) -> dic
     """
     from creditflow.credit import kernels
 
-    is_trained = np.array([name in trained for name in batch.policy_names], dtype=np.bool_)
     newest_S = np.array([trained.get(name, 0) for name in batch.policy_names])[batch.policy_of_step]
-    sampled_S = kernels.sampled_tokens(batch.token_offsets, batch.response_mask) * is_trained[batch.policy_of_step]
+    sampled_S = kernels.sampled_tokens(batch.token_offsets, batch.response_mask) * batch.sampled_by(*trained)
     age_S = newest_S - batch.policy_version
     total = age_S * sampled_S
     largest = age_S[sampled_S > 0].max(initial=0)

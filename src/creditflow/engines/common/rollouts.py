@@ -1,16 +1,11 @@
-"""Number of training steps, limit of failed rollouts, and requirements of reward functions."""
+"""Number of training steps of a run, and limit of failed rollouts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from creditflow.data import Bools, TrajectoryBatch
-from creditflow.engines.common.components import Components
 from creditflow.errors import CreditflowError
-from creditflow.rewards.registry import leaves
 
 
 def total_steps(n_tasks: int, config: Any) -> int:
@@ -21,13 +16,6 @@ def total_steps(n_tasks: int, config: Any) -> int:
     if config.trainer.total_training_steps is not None:
         return int(config.trainer.total_training_steps)
     return int(n_tasks // config.data.train_batch_size * config.trainer.total_epochs)
-
-
-def needs_reference(components: Components) -> bool:
-    """Whether a reward function of the recipe reads `step.ref_logprobs`, declared by `needs_reference = True`."""
-    return any(
-        getattr(function.instance, "needs_reference", False) for function in leaves(components.rewards.functions)
-    )
 
 
 def expect_few_failed_rollouts(
@@ -47,9 +35,3 @@ def expect_few_failed_rollouts(
         reason = first.get("truncated") or first.get("agent_error") or first.get("error")
         reason = reason or "the workflow calls no agent"
         raise CreditflowError(f"none of {n_rollouts} rollouts made a step; the first: {reason}")
-
-
-def policy_steps(batch: TrajectoryBatch, policy: str) -> Bools:
-    """A mask [S] of the steps that the policy generated."""
-    matches = np.array([name == policy for name in batch.policy_names], dtype=np.bool_)
-    return np.asarray(matches[batch.policy_of_step])

@@ -13,7 +13,6 @@ from creditflow.credit import assign
 from creditflow.data import Trajectory, TrajectoryBatch
 from creditflow.engines.base import Capability, CheckResult, Engine
 from creditflow.engines.common.components import Components
-from creditflow.engines.common.rollouts import needs_reference
 from creditflow.engines.local.estimate import estimate_run
 from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.local.policy_set import PolicySet
@@ -63,7 +62,9 @@ class LocalEngine(Engine):
     def check(self, components: Components, n_tasks: int) -> CheckResult:
         config, watch = components.recipe.config, Stopwatch()
         with phase("loading models"):
-            policy_set = PolicySet.from_recipe(components.recipe, steps=1, keep_reference=needs_reference(components))
+            policy_set = PolicySet.from_recipe(
+                components.recipe, steps=1, keep_reference=components.rewards.needs_reference
+            )
         memory = policy_set.memory_estimates(config)
         trajectories, report = asyncio.run(_roll_out(components, policy_set, n_tasks, watch))
         batch = TrajectoryBatch.from_trajectories(trajectories)

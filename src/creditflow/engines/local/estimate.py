@@ -16,7 +16,7 @@ from creditflow.credit import Assignment
 from creditflow.data import Bools, TrajectoryBatch
 from creditflow.engines.base import RunEstimate
 from creditflow.engines.common.components import Components
-from creditflow.engines.common.rollouts import policy_steps, total_steps
+from creditflow.engines.common.rollouts import total_steps
 from creditflow.engines.local.actor import Actor
 from creditflow.engines.local.learner import sampled_tokens
 from creditflow.engines.local.packing import PackedSteps
@@ -52,7 +52,7 @@ def estimate_run(
     n_updates = section.ppo_epochs * math.ceil(tasks / section.ppo_mini_batch_size)
     trainer, kwargs = config.trainer, rollout.val_kwargs
     update = sum(
-        _update_seconds(actor, assignment, policy_steps(batch, name), scale, n_updates)
+        _update_seconds(actor, assignment, batch.sampled_by(name), scale, n_updates)
         for name, actor in policy_set.actors.items()
     )
     evaluations = 1 + trainer.val_before_train

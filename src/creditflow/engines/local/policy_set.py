@@ -29,7 +29,6 @@ from creditflow.credit import Assignment
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS
 from creditflow.data import Bools, Floats, Ints, Trajectory, TrajectoryBatch
 from creditflow.engines.base import MemoryEstimate
-from creditflow.engines.common.rollouts import policy_steps
 from creditflow.engines.local import memory, planning
 from creditflow.engines.local.actor import Actor
 from creditflow.engines.local.correction import RolloutCorrection
@@ -354,7 +353,7 @@ class PolicySet:
             measured = critic.update(batch, returns_T, values_T, own_S, mini_batch_of_step)
             (common if critic.config.central else metrics[name]).update(measured)
         for name, actor in self.actors.items() if update_actors else ():
-            own_S = assignment.trained_S & policy_steps(batch, name)
+            own_S = assignment.trained_S & batch.sampled_by(name)
             corrected, weighted_T = batch, advantage_T
             if self.correction is not None:
                 corrected, weighted_T, measured = self.correction.apply(actor, batch, weighted_T, own_S)
@@ -365,7 +364,7 @@ class PolicySet:
     def _critic_steps(self, batch: TrajectoryBatch, name: str) -> Bools:
         """A mask [S] of the steps that a critic values."""
         readers = tuple(self.actors) if self.critics[name].config.central else (name,)
-        return np.asarray(np.any([policy_steps(batch, policy) for policy in readers], axis=0))
+        return batch.sampled_by(*readers)
 
     @property
     def narrowed(self) -> bool:

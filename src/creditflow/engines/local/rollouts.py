@@ -18,7 +18,7 @@ from creditflow.config import Config
 from creditflow.data import Task, Trajectory, TrajectoryBatch
 from creditflow.data.curriculum import Curriculum
 from creditflow.engines.common.components import Components
-from creditflow.engines.common.rollouts import expect_few_failed_rollouts, needs_reference
+from creditflow.engines.common.rollouts import expect_few_failed_rollouts
 from creditflow.engines.local.actor import fill_reference_logprobs
 from creditflow.engines.local.policy import Policy
 from creditflow.engines.local.policy_set import PolicySet
@@ -221,5 +221,5 @@ def fill_references(
     references: Mapping[str, Policy], trajectories: Sequence[Trajectory], components: Components, max_tokens: int
 ) -> None:
     """Set the reference log-probs of all steps, if a reward function needs them."""
-    if needs_reference(components):
+    if components.rewards.needs_reference:
         fill_reference_logprobs(references, trajectories, max_tokens)

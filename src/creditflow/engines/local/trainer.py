@@ -23,7 +23,7 @@ from creditflow.engines.common.metrics import (
     val_metrics,
     warn_of_first_step,
 )
-from creditflow.engines.common.rollouts import needs_reference, total_steps
+from creditflow.engines.common.rollouts import total_steps
 from creditflow.engines.common.run import FINISHED, run_path, sole_writer
 from creditflow.engines.common.tracked import FolderTrackers
 from creditflow.engines.local.fidelity import fidelity_metrics
@@ -65,7 +65,7 @@ def train(recipe: Recipe, reporter: Reporter, make_report: MakeReport | None = N
     guard = build_guard(recipe.config, recipe.folder, components.rewards.functions, NAME)
     expect_installed(recipe.config.trainer.logger)
     with reporter.bar("loading models", keep=False):
-        policy_set = PolicySet.from_recipe(recipe, steps, keep_reference=needs_reference(components))
+        policy_set = PolicySet.from_recipe(recipe, steps, keep_reference=components.rewards.needs_reference)
     memory = policy_set.memory_estimates(recipe.config)
     if problems := [estimate.problem for estimate in memory if estimate.problem]:
         raise ConfigError(problems[0])

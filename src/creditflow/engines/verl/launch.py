@@ -27,7 +27,6 @@ from creditflow.engines.common.checkpoints import step_of
 from creditflow.engines.common.components import Components, build_components
 from creditflow.engines.common.guard import build_guard
 from creditflow.engines.common.metrics import evaluation_line, status_line, warn_of_first_step
-from creditflow.engines.common.rollouts import needs_reference
 from creditflow.engines.common.run import (
     FINISHED,
     changed_options,
@@ -133,7 +132,7 @@ def _checked(recipe: Recipe, verl_overrides: Sequence[str], reporter: Reporter) 
 
 def _expect_rewards(components: Components) -> None:
     """Raise ConfigError for rewards that agent-loop workers cannot compute."""
-    if needs_reference(components):
+    if components.rewards.needs_reference:
         raise ConfigError(
             "reward.functions: one of them reads the reference's log-probs (needs_reference), which --engine verl "
             "computes after scoring; use --engine local, or actor_rollout_ref.actor.use_kl_loss in its place"

@@ -147,9 +147,8 @@ class RolloutRecords:
         from creditflow.credit import kernels
 
         batch = self.batch
-        trained = np.isin(batch.policy_of_step, [i for i, name in enumerate(batch.policy_names) if name in policies])
         sampled = kernels.sampled_tokens(batch.token_offsets, batch.response_mask) > 0
-        steps = np.flatnonzero(trained & sampled)
+        steps = np.flatnonzero(batch.sampled_by(*policies) & sampled)
         trajectories = batch.trajectory_of_step[steps]
         first = np.searchsorted(trajectories, trajectories)
         numbers = (np.arange(len(steps)) - first).tolist()

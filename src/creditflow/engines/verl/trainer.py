@@ -52,7 +52,6 @@ from creditflow.engines.common.checkpoints import folder_of, remove_later, saved
 from creditflow.engines.common.components import build_curriculum, load_functions, restore_curriculum
 from creditflow.engines.common.guard import build_guard, control_state, load_control_state, roll_back, run_guard
 from creditflow.engines.common.metrics import staleness_metrics, step_metrics, update_threshold, val_metrics
-from creditflow.engines.common.rollouts import policy_steps
 from creditflow.engines.common.run import FINISHED
 from creditflow.engines.verl.configuration import MODES
 from creditflow.engines.verl.dataset import CurriculumLoader
@@ -565,7 +564,7 @@ class CreditflowTrainer(PolicyTrainer):
         rows_of = {t: select(rows, trained_by(t.policy, assignment)[step_R]) for t in self.trainers}
         if values_T is not None:  # an untrained step may follow a trained one, which then needs its values
             for trainer in self.trainers:
-                of_policy_S = policy_steps(batch, trainer.policy) & ~assignment.trained_S
+                of_policy_S = batch.sampled_by(trainer.policy) & ~assignment.trained_S
                 trainer.fill_values(columns, select(rows, of_policy_S[step_R]), values_T)
         if sum(map(len, rows_of.values())) < len(rows):
             delete_rows(rows, keep=[key for part in rows_of.values() for key in part.keys])
@@ -812,7 +811,7 @@ _TIMING = {"gen": "rollout", "adv": "advantage"}
 
 def trained_by(policy: str, assignment: Assignment) -> Bools:
     """A mask [S] of the steps on which the policy is trained."""
-    return assignment.trained_S & policy_steps(assignment.batch, policy)
+    return assignment.trained_S & assignment.batch.sampled_by(policy)
 
 
 def expect_cores(config: Any) -> None:
