@@ -244,10 +244,38 @@ class RewardManager:
         Raises TooManyFailedScores if a function failed on more than `max_failed_frac` of its own scores. The scores are
         filled in before that.
         """
-        start = time.perf_counter()
+        functions = [function for function in self.functions if not outcome_only or function.level == "outcome"]
+        scored, ran, counted = await self._score(trajectories, functions, progress)
+        report = _report(functions, scored, ran, counted)
+        self._untaken = ScoringReport.merge([self._untaken, report])
+        expect_few_failures(report, self.max_failed_frac if max_failed_frac is None else max_failed_frac)
+        return report
+
+    async def score_apart(self, trajectories: Sequence[Trajectory]) -> tuple[list[ScoringReport], ScoringReport]:
+        """Score like `score`, with a report on each trajectory, and any number of failures.
+
+        A report has the trajectory's own scores, and the functions' shares and maxima. The second result has what they
+        have in common: seconds, calls and sums. Merge it with one of them.
+        """
+        scored, ran, counted = await self._score(trajectories, self.functions, None)
+        own: dict[int, list[tuple[RewardCall, Score]]] = defaultdict(list)
+        for call, score in scored:
+            own[id(call.trajectory)].append((call, score))
+        sums, others = (
+            {key: {k: v for k, v in of.items() if _is_sum(k) is adds} for key, of in counted.items()}
+            for adds in (True, False)
+        )
+        logs = [_CallLog(skipped=[call for call in ran.skipped if call.trajectory is t]) for t in trajectories]
+        ran.skipped = []
+        parts = [_report(self.functions, own[id(t)], log, others) for t, log in zip(trajectories, logs, strict=True)]
+        return parts, _report(self.functions, (), ran, sums)
+
+    async def _score(
+        self, trajectories: Sequence[Trajectory], functions: Sequence[RewardFunction], progress: Progress | None
+    ) -> tuple[list[tuple[RewardCall, Score]], _CallLog, dict[int, dict[str, float]]]:
+        """Fill in the scores; returns them with the log of calls and the functions' own numbers."""
         calls: list[RewardCall] = []
         scored: list[tuple[RewardCall, Score]] = []
-        functions = [function for function in self.functions if not outcome_only or function.level == "outcome"]
         for trajectory in trajectories:
             if trajectory.status == "failed":
                 continue
@@ -262,7 +290,7 @@ class RewardManager:
         for call, returned in zip(calls, await self._answer(calls, ran), strict=True):
             scored += scores_of(call, returned)
             if isinstance(returned.value, NotApplicable):
-                ran.not_applicable[id(call.function)] += 1
+                ran.skipped.append(call)
                 if call.step is None:
                     call.trajectory.outcome, call.trajectory.outcomes = not_applicable(call.function), {}
         for call, score in scored:
@@ -272,15 +300,7 @@ class RewardManager:
                 call.trajectory.outcome, call.trajectory.outcomes = score, {}
             else:
                 call.step.scores[call.function.name] = score
-
-        counted = await self._counted()
-        report = ScoringReport(
-            tuple(_report(function, scored, ran, counted) for function in functions),
-            seconds=time.perf_counter() - start,
-        )
-        self._untaken = ScoringReport.merge([self._untaken, report])
-        expect_few_failures(report, self.max_failed_frac if max_failed_frac is None else max_failed_frac)
-        return report
+        return scored, ran, await self._counted()
 
     def take_report(self) -> ScoringReport:
         """Return one report of all scorings since the previous call."""
@@ -374,10 +394,12 @@ class _CallLog:
     calls: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     seconds: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     cached: dict[int, int] = field(default_factory=lambda: defaultdict(int))
-    not_applicable: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    skipped: list[RewardCall] = field(default_factory=list)
+    """Calls of functions that do not apply."""
     numbers: dict[int, dict[str, list[float]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
     """The numbers that a function returned beside its scores, by name."""
     lock: threading.Lock = field(default_factory=threading.Lock)
+    start: float = field(default_factory=time.perf_counter)
 
     def add(self, call: RewardCall, returned: Returned) -> None:
         if returned.traceback:
@@ -426,6 +448,16 @@ def _no_outcome(trajectory: Trajectory) -> str:
 
 
 def _report(
+    functions: Sequence[RewardFunction],
+    scored: Sequence[tuple[RewardCall, Score]],
+    ran: _CallLog,
+    counted: Mapping[int, Mapping[str, float]],
+) -> ScoringReport:
+    seconds = time.perf_counter() - ran.start
+    return ScoringReport(tuple(_function_report(function, scored, ran, counted) for function in functions), seconds)
+
+
+def _function_report(
     function: RewardFunction,
     scored: Sequence[tuple[RewardCall, Score]],
     ran: _CallLog,
@@ -467,7 +499,7 @@ def _report(
         calls=sum(ran.calls[part] for part in parts),
         cached=sum(ran.cached[part] for part in parts),
         counted=own,
-        not_applicable=ran.not_applicable[id(function)],
+        not_applicable=sum(call.function is function for call in ran.skipped),
         extra=extra,
     )
 
@@ -486,15 +518,20 @@ def _merge_counted(reports: Sequence[FunctionReport]) -> dict[str, float]:
     weight: dict[str, int] = defaultdict(int)
     for report in reports:
         for name, value in report.counted.items():
-            if "_max" in name:
+            if _is_sum(name):
+                counted[name] = counted.get(name, 0.0) + value
+            elif "_max" in name:
                 counted[name] = max(counted.get(name, value), value)
-            elif name.endswith("_frac") or name.rpartition("/")[2] in _SHARES:
+            else:
                 weight[name] += report.matched
                 share = report.matched / weight[name] if weight[name] else 0.0
                 counted[name] = (1 - share) * counted.get(name, 0.0) + share * value
-            else:
-                counted[name] = counted.get(name, 0.0) + value
     return counted
+
+
+def _is_sum(name: str) -> bool:
+    """Whether a number of this name adds up over scorings, unlike a maximum or a share."""
+    return not ("_max" in name or name.endswith("_frac") or name.rpartition("/")[2] in _SHARES)
 
 
 def _merge_extra(reports: Sequence[FunctionReport]) -> dict[str, tuple[float, int]]:

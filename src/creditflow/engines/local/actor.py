@@ -17,10 +17,18 @@ from creditflow._utils.progress import advance, phase
 from creditflow.config import ActorConfig, OptimConfig
 from creditflow.data import Bools, Floats, Ints, Trajectory, TrajectoryBatch
 from creditflow.engines.local.forward import Forward
-from creditflow.engines.local.learner import ENDLESS, Learner, Schedule, in_mini_batches, sampled_tokens, tensors_of
+from creditflow.engines.local.learner import (
+    ENDLESS,
+    Learner,
+    Schedule,
+    in_mini_batches,
+    loss_weights,
+    sampled_tokens,
+    tensors_of,
+)
 from creditflow.engines.local.logprobs import WHOLE, logprobs_from_hidden
 from creditflow.engines.local.lora import Adapter
-from creditflow.engines.local.loss import KL_ESTIMATORS, Clip, policy_loss, token_weights
+from creditflow.engines.local.loss import KL_ESTIMATORS, Clip, policy_loss
 from creditflow.engines.local.packing import PackedSteps
 from creditflow.engines.local.planning import MOST
 from creditflow.engines.local.policy import Policy
@@ -189,13 +197,7 @@ class Actor:
     ) -> dict[str, float]:
         config, policy = self.config, self.policy
         step_of_token, sampled_S = sampled_tokens(batch)
-        weight_S = np.zeros(batch.n_steps)
-        weight_S[steps] = token_weights(
-            config.loss_agg_mode,
-            sampled_S[steps],
-            batch.trajectory_of_step[steps],
-            config.loss_scale_factor,
-        )
+        weight_S = loss_weights(config, batch, steps)
         steps = steps[sampled_S[steps] > 0]
         if len(steps) == 0:
             return {}

@@ -17,8 +17,16 @@ from creditflow.credit.analysis.metrics import explained_variance
 from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
 from creditflow.engines.local import memory
 from creditflow.engines.local.forward import Forward
-from creditflow.engines.local.learner import ENDLESS, Learner, Schedule, in_mini_batches, sampled_tokens, tensors_of
-from creditflow.engines.local.loss import token_weights, value_loss
+from creditflow.engines.local.learner import (
+    ENDLESS,
+    Learner,
+    Schedule,
+    in_mini_batches,
+    loss_weights,
+    sampled_tokens,
+    tensors_of,
+)
+from creditflow.engines.local.loss import value_loss
 from creditflow.engines.local.packing import PackedSteps, TokenSequences
 from creditflow.engines.local.planning import MOST_OF_CRITIC
 from creditflow.engines.local.recomputing import expect_recomputable
@@ -120,11 +128,7 @@ class Critic:
         steps = steps[sampled_S[steps] > 0]
         if len(steps) == 0:
             return {}
-        weight_S = np.zeros(batch.n_steps)
-        weight_S[steps] = token_weights(
-            self.config.loss_agg_mode, sampled_S[steps], batch.trajectory_of_step[steps], self.config.loss_scale_factor
-        )
-        weight_T = weight_S[step_of_token] * batch.response_mask
+        weight_T = loss_weights(self.config, batch, steps)[step_of_token] * batch.response_mask
         known_T = weight_T > 0  # other tokens may hold NaN, and NaN times weight 0 is NaN
         old_T, target_T = np.where(known_T, values_T, 0.0), np.where(known_T, returns_T, 0.0)
         totals = {"vf_loss": 0.0, "vf_clipfrac": 0.0, "vpred_mean": 0.0}

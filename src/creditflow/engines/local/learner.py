@@ -1,7 +1,4 @@
-"""Optimizer, learning-rate schedule and gradient clipping of one model.
-
-Independent of losses.
-"""
+"""Optimizer, learning-rate schedule, gradient clipping and weights of the loss of one model."""
 
 from __future__ import annotations
 
@@ -16,8 +13,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from creditflow.config import OptimConfig
+from creditflow.config import ActorConfig, CriticConfig, OptimConfig
 from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
+from creditflow.engines.local.loss import token_weights
 from creditflow.engines.local.memory import LARGE
 from creditflow.errors import ModelError
 
@@ -140,6 +138,14 @@ def sampled_tokens(batch: TrajectoryBatch) -> tuple[Ints, Ints]:
 
     step_of_token = np.repeat(np.arange(batch.n_steps), np.diff(batch.token_offsets))
     return step_of_token, kernels.sampled_tokens(batch.token_offsets, batch.response_mask)
+
+
+def loss_weights(config: ActorConfig | CriticConfig, batch: TrajectoryBatch, steps: Ints) -> Floats:
+    """The loss weight [S] of each sampled token of `steps`; 0 for other steps."""
+    weight_S, (_, sampled_S) = np.zeros(batch.n_steps), sampled_tokens(batch)
+    mode, scale_factor = config.loss_agg_mode, config.loss_scale_factor
+    weight_S[steps] = token_weights(mode, sampled_S[steps], batch.trajectory_of_step[steps], scale_factor)
+    return weight_S
 
 
 def tensors_of(columns: Iterable[Floats], at: Ints, like: Tensor) -> list[Tensor]:

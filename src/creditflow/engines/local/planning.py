@@ -248,11 +248,20 @@ def sampling_bytes(model: Any, rows: int, row_tokens: int) -> int:
 
     Keys and values count twice, because a growing cache is copied.
     """
+    return rows * 4 * (2 * row_tokens * cache_numbers(model) + 4 * n_tokens(model))
+
+
+def cache_numbers(model: Any) -> int:
+    """The numbers in the keys and values of one token."""
     config: Any = model.config.get_text_config(decoder=True)
     heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
-    width = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-    per_token = 2 * int(config.num_hidden_layers) * heads * width * 4
-    return rows * (2 * row_tokens * per_token + 4 * 4 * n_tokens(model))
+    return 2 * int(config.num_hidden_layers) * heads * head_size(model)
+
+
+def head_size(model: Any) -> int:
+    """The size of a model's attention heads."""
+    config: Any = model.config.get_text_config(decoder=True)
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:

@@ -130,15 +130,8 @@ def finished_tokenizer(backend: Any, metadata: Mapping[str, Any], max_length: in
     backend.add_tokens(
         [AddedToken(tokens[id], normalized=False) for id, kind in enumerate(kinds) if kind == USER_DEFINED]
     )
-    named = {
-        role: tokens[id]
-        for role, id in (
-            ("bos_token", _special(metadata, "bos")),
-            ("eos_token", _special(metadata, "eos")),
-            ("unk_token", _special(metadata, "unknown")),
-        )
-        if id is not None
-    }
+    roles = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown"}
+    named = {name: tokens[id] for name, role in roles.items() if (id := _special(metadata, role)) is not None}
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend,
         clean_up_tokenization_spaces=False,

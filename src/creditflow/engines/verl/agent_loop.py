@@ -11,9 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import ray
-import torch
 from ray.exceptions import ActorDiedError
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
@@ -38,14 +36,12 @@ _UNBOUNDED = 1 << 62
 class StepOutput(AgentLoopOutput):  # type: ignore[misc]
     """One step as a verl agent-loop output, with its own reward: verl would use the last step's reward for all."""
 
-    token_rewards: list[float]
-    """One number per response token; their sum is the step's sub-reward."""
+    sub_reward: float
 
     def as_dict(self) -> dict[str, Any]:
-        """The step in verl's columns, with its own reward."""
+        """The step in verl's columns, with its own reward at the last token; verl reads the sum over tokens."""
         columns: dict[str, Any] = super().as_dict()
-        columns.pop("token_rewards")
-        columns["rm_scores"] = torch.tensor(self.token_rewards, dtype=torch.float32)
+        columns["rm_scores"][-1] = columns.pop("sub_reward")
         return columns
 
 
@@ -172,7 +168,7 @@ def step_output(trajectory: Trajectory, step: Step, seconds: float) -> StepOutpu
         reward_score=0.0,  # with None, verl's reward workers would score it
         num_turns=len(trajectory.steps),
         metrics=AgentLoopMetrics(generate_sequences=seconds),
-        token_rewards=token_rewards(step),
+        sub_reward=sub_reward(step),
         extra_fields={
             "min_global_steps": step.policy_version,
             "max_global_steps": step.version_spans[-1][1] if step.version_spans else step.policy_version,
@@ -186,23 +182,10 @@ def step_output(trajectory: Trajectory, step: Step, seconds: float) -> StepOutpu
     )
 
 
-def token_rewards(step: Step) -> list[float]:
-    """Distribute the step's sub-reward, the weighted mean of its scores, over its response tokens.
-
-    Per-token scores stay at their tokens, divided by the number of sampled tokens. Other scores are placed at the last
-    token. All zero without scores, or if a score failed.
-    """
-    ok = [score for score in step.scores.values() if score.weight > 0]
-    rewards = np.zeros(len(step.response_ids))
-    if not ok or any(score.status != "ok" for score in ok):
-        return rewards.tolist()
-    total = sum(score.weight for score in ok)
-    sampled = np.asarray(step.response_mask, dtype=bool)
-    for score in ok:
-        share = score.weight / total
-        if isinstance(score.value, tuple) and sampled.any():
-            low, high = score.range
-            rewards[sampled] += share * (np.asarray(score.value)[sampled] - low) / (high - low) / sampled.sum()
-        else:
-            rewards[-1] += share * score.rescaled_over(step.response_mask)
-    return rewards.tolist()
+def sub_reward(step: Step) -> float:
+    """The weighted mean of the step's scores, in [0, 1]; 0 without scores, or if one failed."""
+    scores = [score for score in step.scores.values() if score.weight > 0]
+    if not scores or any(score.status != "ok" for score in scores):
+        return 0.0
+    values = [score.weight * score.rescaled_over(step.response_mask) for score in scores]
+    return float(sum(values) / sum(score.weight for score in scores))

@@ -756,17 +756,16 @@ def _expect_divisible(config: DictConfig, recipe: Config) -> None:
     for name, own in policy_configs(config, recipe).items():
         devices = own.trainer.n_gpus_per_node * own.trainer.nnodes
         server = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
-        if devices % server:
-            owner = f" of policy {name}" if len(trained_policies(recipe)) > 1 else ""
-            raise ConfigError(
-                f"actor_rollout_ref.rollout.tensor_model_parallel_size: rollout servers of {server} devices, which the "
-                f"{devices}{owner} (trainer.n_gpus_per_node * trainer.nnodes) cannot be divided into"
-            )
-        if rollout_devices(own) % server:
-            raise ConfigError(
-                f"actor_rollout_ref.rollout.tensor_model_parallel_size: rollout servers of {server} devices, which "
-                f"{rollout_devices(own)} (actor_rollout_ref.rollout.n_gpus_per_node * nnodes) cannot be divided into"
-            )
+        owner = f" of policy {name}" if len(trained_policies(recipe)) > 1 else ""
+        for number, keys in (
+            (devices, "trainer.n_gpus_per_node * trainer.nnodes"),
+            (rollout_devices(own), "actor_rollout_ref.rollout.n_gpus_per_node * nnodes"),
+        ):
+            if number % server:
+                raise ConfigError(
+                    f"actor_rollout_ref.rollout.tensor_model_parallel_size: rollout servers of {server} devices, which "
+                    f"the {number}{owner} ({keys}) cannot be divided into"
+                )
 
 
 _REFUSALS = (AssertionError, ValueError, TypeError, NotImplementedError)

@@ -27,19 +27,14 @@ def policy_configs(verl_config: Any, config: Config) -> dict[str, Any]:
     if len(trained) == 1:
         return {trained[0]: verl_config}
     per_node = verl_config.trainer.n_gpus_per_node
-    if per_node % len(trained):
-        raise ConfigError(
-            f"trainer.n_gpus_per_node: {per_node}, which {len(trained)} trained policies ({', '.join(trained)}) cannot "
-            "share evenly"
-        )
-    rollout = verl_config.actor_rollout_ref.rollout
     separate = verl_config.trainer.v1.trainer_mode == "separate_async"
-    of_rollouts = rollout.n_gpus_per_node if separate else per_node
-    if of_rollouts % len(trained):
-        raise ConfigError(
-            f"actor_rollout_ref.rollout.n_gpus_per_node: {of_rollouts}, which {len(trained)} trained policies "
-            f"({', '.join(trained)}) cannot share evenly"
-        )
+    of_rollouts = verl_config.actor_rollout_ref.rollout.n_gpus_per_node if separate else per_node
+    names = ("trainer.n_gpus_per_node", "actor_rollout_ref.rollout.n_gpus_per_node")
+    for name, devices in zip(names, (per_node, of_rollouts), strict=True):
+        if devices % len(trained):
+            raise ConfigError(
+                f"{name}: {devices}, which {len(trained)} trained policies ({', '.join(trained)}) cannot share evenly"
+            )
     configs = {}
     for place, name in enumerate(trained):
         own = OmegaConf.create(OmegaConf.to_container(verl_config, resolve=True))

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -450,30 +451,9 @@ class CreditflowTrainer(PolicyTrainer):
         """Each trained policy's client and the section of its model in verl's configuration."""
         return {t.policy: (t.get_llm_client(), t.config.actor_rollout_ref.model) for t in self.trainers}
 
-    def on_init_end(self) -> None:
-        self._call_hook("on_init_end")
-
     def on_train_begin(self) -> None:
         super().on_train_begin()
         self._training = True
-
-    def on_step_begin(self) -> None:
-        self._call_hook("on_step_begin")
-
-    def on_step_end(self) -> None:
-        self._call_hook("on_step_end")
-
-    def on_sample_begin(self) -> None:
-        self._call_hook("on_sample_begin")
-
-    def on_sample_end(self) -> None:
-        self._call_hook("on_sample_end")
-
-    def on_validate_begin(self) -> None:
-        self._call_hook("on_validate_begin")
-
-    def on_validate_end(self) -> None:
-        self._call_hook("on_validate_end")
 
     def _call_hook(self, hook: str) -> None:
         """Run verl's `hook` for every trained policy."""
@@ -482,6 +462,14 @@ class CreditflowTrainer(PolicyTrainer):
             for partner in self.partners:
                 partner.copy_step_from(self)
                 getattr(partner, hook)()
+
+    on_init_end = partialmethod(_call_hook, "on_init_end")
+    on_step_begin = partialmethod(_call_hook, "on_step_begin")
+    on_step_end = partialmethod(_call_hook, "on_step_end")
+    on_sample_begin = partialmethod(_call_hook, "on_sample_begin")
+    on_sample_end = partialmethod(_call_hook, "on_sample_end")
+    on_validate_begin = partialmethod(_call_hook, "on_validate_begin")
+    on_validate_end = partialmethod(_call_hook, "on_validate_end")
 
     def _sync_weights(self, version: int) -> None:
         with expect_live_servers():

@@ -20,6 +20,7 @@ import numpy as np
 from creditflow._utils.files import alone_in
 from creditflow._utils.progress import Reporter
 from creditflow.config import Config
+from creditflow.engines.local.planning import cache_numbers, head_size
 from creditflow.engines.local.policy import Policy
 from creditflow.engines.local.samplers import vllm_worker
 from creditflow.engines.local.samplers.process import Worker
@@ -201,7 +202,7 @@ def expect_vllm(python: Path) -> None:
 
 def expect_supported(name: str, policy: Policy) -> None:
     """Raise ConfigError for a model that vLLM starts with, but fails at the first request."""
-    size = head_size(policy)
+    size = head_size(policy.model)
     if policy.device.type == "cpu" and size not in _HEAD_SIZES:
         raise ConfigError(
             f"{NAME_KEY}: vllm cannot sample from policy {name} on the CPU: expected attention heads of size "
@@ -209,21 +210,12 @@ def expect_supported(name: str, policy: Policy) -> None:
         )
 
 
-def head_size(policy: Policy) -> int:
-    """The size of the model's attention heads."""
-    config = policy.model.config.get_text_config(decoder=True)
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-
-
 def cache_bytes(policy: Policy, context: int, rows: int, bytes_per_number: int) -> int:
     """The memory of the key-value cache: `rows` sequences of `context` tokens, or an eighth of the machine's memory.
 
     At least one sequence; rows beyond the cache wait. The result depends on the machine, not on its load.
     """
-    config = policy.model.config.get_text_config(decoder=True)
-    heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
-    per_token: int = 2 * config.num_hidden_layers * heads * head_size(policy) * bytes_per_number
-    block = 128 * per_token  # vLLM's largest block on the CPU
+    block = 128 * cache_numbers(policy.model) * bytes_per_number  # vLLM's largest block on the CPU
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _CACHE_SHARE
     row = (context // 128 + 2) * block
     return max(row, min(rows * row, machine))
