@@ -207,10 +207,8 @@ def _load_policies(ledger: Ledger, components: Components, options: AuditOptions
     )
     ledger.file(step)
     recipe = components.recipe
-    trainer = recipe.config.trainer
-    policy_set = PolicySet.from_recipe(
-        recipe, trainer.total_training_steps or 1, keep_reference=components.rewards.needs_reference
-    )
+    trainer, keeps = recipe.config.trainer, components.rewards.needs_reference
+    policy_set = PolicySet.from_recipe(recipe, trainer.total_training_steps or 1, keep_reference=keeps)
     if options.model is not None:
         model = Policy.load(options.model, pick_device(trainer.device))
         policy_set = replace(policy_set, policies={**policy_set.policies, **dict.fromkeys(policy_set.actors, model)})

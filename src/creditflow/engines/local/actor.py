@@ -85,11 +85,8 @@ def fill_reference_logprobs(
     batch = TrajectoryBatch.from_trajectories([t for t in trajectories if t.status != "failed"])
     steps = [step for t in trajectories if t.status != "failed" for step in t.steps]
     lengths_S = np.diff(batch.token_offsets)
-    for place, name in enumerate(batch.policy_names):
-        if name not in references:
-            continue
-        own = np.flatnonzero((lengths_S > 0) & (batch.policy_of_step == place))
-        forward = references[name].forward
+    for name, reference in references.items():
+        own, forward = np.flatnonzero((lengths_S > 0) & batch.sampled_by(name)), reference.forward
         with phase("reference log-probs", int(_lengths(batch)[own].sum()), "tokens"):
             for packed in forward.micro_batches(batch, own, max_tokens):
                 logprobs, _ = token_logprobs(forward, packed, batch)

@@ -29,7 +29,6 @@ from creditflow.engines.local.learner import (
 from creditflow.engines.local.loss import value_loss
 from creditflow.engines.local.packing import PackedSteps, TokenSequences
 from creditflow.engines.local.planning import MOST_OF_CRITIC
-from creditflow.engines.local.recomputing import expect_recomputable
 
 
 class Critic:
@@ -55,11 +54,6 @@ class Critic:
         model, _ = load_folder(folder, "token_classification", key, new_head=True)
         memory.suit(model.num_parameters(), device)
         return cls(model.to(device), config, schedule)
-
-    def recompute(self) -> None:
-        """Use gradient checkpointing. Raises ConfigError if the model does not support it."""
-        expect_recomputable(self.model)
-        self.forward.recomputes = True
 
     @torch.no_grad()
     def values(self, batch: TrajectoryBatch, wanted_S: Bools) -> Floats:

@@ -8,7 +8,7 @@ of every rollout that credit was computed from. The values depend only on trajec
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,7 +18,6 @@ from creditflow.credit.decompose import outcomes
 from creditflow.data import Bools, Floats, Ints, Trajectory, TrajectoryBatch
 from creditflow.data.batch import outcome_value
 from creditflow.engines.common.components import Components
-from creditflow.engines.local.policy import Policy
 from creditflow.engines.local.policy_set import PolicySet
 from creditflow.engines.local.rollouts import complete, fill_references
 from creditflow.errors import ConfigError, TooManyFailedScores
@@ -45,14 +44,10 @@ class MeasuringRollouts:
 
     def __init__(self, components: Components, policy_set: PolicySet | None) -> None:
         """`policy_set`: None if all policies are behind endpoints."""
-        self.components = components
-        clients: dict[str, ModelClient | ChatClient] = dict(components.chat_clients)
-        self._references: Mapping[str, Policy] = {}
-        if policy_set is not None:
-            clients = {**policy_set.policies, **clients}
-            self._references = policy_set.references
+        self.components, self._policy_set = components, policy_set
+        policies = {} if policy_set is None else policy_set.policies
+        clients: dict[str, ModelClient | ChatClient] = {**policies, **components.chat_clients}
         self.scheduler = Scheduler(clients, components.recipe.config.actor_rollout_ref.rollout.max_num_seqs)
-        self._max_tokens = 0 if policy_set is None else policy_set.max_tokens
         self.first_failure = ""
         """The reason of the first rollout or score that failed."""
 
@@ -60,8 +55,8 @@ class MeasuringRollouts:
         """Run and score P rollouts; returns them and their common outcomes [P], NaN where one failed."""
         components = self.components
         trajectories = await complete(together(running, self.scheduler), components)
-        if self._references:
-            fill_references(self._references, trajectories, components, self._max_tokens)
+        if self._policy_set is not None:
+            fill_references(components, self._policy_set, trajectories)
         report = await components.rewards.score(trajectories, outcome_only=True, max_failed_frac=1.0)
         # A truncated rollout has an outcome, whether or not truncated trajectories are trained.
         options = replace(components.recipe.config.algorithm, mask_truncated=False)

@@ -60,19 +60,17 @@ class LocalEngine(Engine):
         _expect_whole_batches(recipe)
 
     def check(self, components: Components, n_tasks: int) -> CheckResult:
-        config, watch = components.recipe.config, Stopwatch()
+        recipe, watch = components.recipe, Stopwatch()
         with phase("loading models"):
-            policy_set = PolicySet.from_recipe(
-                components.recipe, steps=1, keep_reference=components.rewards.needs_reference
-            )
-        memory = policy_set.memory_estimates(config)
+            policy_set = PolicySet.from_recipe(recipe, steps=1, keep_reference=components.rewards.needs_reference)
+        memory = policy_set.memory_estimates(recipe.config)
         trajectories, report = asyncio.run(_roll_out(components, policy_set, n_tasks, watch))
         batch = TrajectoryBatch.from_trajectories(trajectories)
         values_T = policy_set.values(batch)
         run = None
         if not any(estimate.problem for estimate in memory):
-            assignment = assign(batch, config.algorithm, values_T=values_T)
-            n_groups = len(trajectories) // config.actor_rollout_ref.rollout.n
+            assignment = assign(batch, recipe.config.algorithm, values_T=values_T)
+            n_groups = len(trajectories) // recipe.config.actor_rollout_ref.rollout.n
             with phase("measuring a training step"):
                 run = estimate_run(components, policy_set, assignment, n_groups, watch)
         return CheckResult(trajectories, report, values_T, memory, run)

@@ -24,7 +24,7 @@ from creditflow.engines.local import memory
 from creditflow.engines.local.attention import AGREE, Layout, attending, sees
 from creditflow.engines.local.packing import PackedSteps, Sequences, micro_batches, micro_batches_by_prefix, pack_pairs
 from creditflow.engines.local.products import Linear, use_fast_products
-from creditflow.engines.local.recomputing import recomputing
+from creditflow.engines.local.recomputing import expect_recomputable, recomputing
 from creditflow.errors import ModelError
 
 
@@ -56,6 +56,11 @@ class Forward:
         self.limit = position_limit(model.config)
         self.packs = self._agrees() if packs is None else packs
         self._ends_with_head: bool | None = None
+
+    def recompute(self) -> None:
+        """Use gradient checkpointing from now on. Raises ConfigError if the model does not support it."""
+        expect_recomputable(self.model)
+        self.recomputes = True
 
     def set_precision(self, name: Precision) -> None:
         """Compute in float32 or in bf16 autocast from now on; `auto`: in bf16 on CUDA only."""

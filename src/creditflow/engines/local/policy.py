@@ -14,7 +14,6 @@ from creditflow.engines.local import decoding, memory, sampler
 from creditflow.engines.local.attention import unknown_kinds
 from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.lora import Adapter
-from creditflow.engines.local.recomputing import expect_recomputable
 from creditflow.errors import ModelError, first_line
 from creditflow.rollout.chat import ChatModel, ChatTokenizer
 from creditflow.rollout.client import Generation, GenerationRequest
@@ -138,11 +137,6 @@ class Policy(ChatModel):
         other.model = copy.deepcopy(self.model).requires_grad_(False)
         other.forward = Forward(other.model, self.forward.packs, half=self.forward.half)
         return other
-
-    def recompute(self) -> None:
-        """Use gradient checkpointing from now on. Raises ConfigError if the model does not support it."""
-        expect_recomputable(self.model)
-        self.forward.recomputes = True
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """Generate one response per request, in one batch.

@@ -192,10 +192,9 @@ class PolicySet:
         if ADVANTAGE_ESTIMATORS[config.algorithm.adv_estimator].critic:
             critics = _load_critics(recipe, policies, (steps, mini_batches * config.critic.ppo_epochs))
         if config.actor_rollout_ref.model.enable_gradient_checkpointing:
-            for actor in actors.values():
-                actor.policy.recompute()
-            for critic in critics.values():
-                critic.recompute()
+            forwards = [actor.policy.forward for actor in actors.values()]
+            for forward in (*forwards, *(critic.forward for critic in critics.values())):
+                forward.recompute()
         correction = RolloutCorrection.from_config(config)
         policy_set = cls(policies, actors, critics, config.guard.fallback, config.data.seed, correction, hooks)
         policy_set.set_sizes(policy_set.derived_sizes(config))

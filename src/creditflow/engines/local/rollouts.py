@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -20,7 +20,6 @@ from creditflow.data.curriculum import Curriculum
 from creditflow.engines.common.components import Components
 from creditflow.engines.common.rollouts import expect_few_failed_rollouts
 from creditflow.engines.local.actor import fill_reference_logprobs
-from creditflow.engines.local.policy import Policy
 from creditflow.engines.local.policy_set import PolicySet
 from creditflow.errors import CreditflowError, TooManyFailedScores
 from creditflow.monitoring import evaluation_metrics
@@ -189,7 +188,7 @@ async def sample_trajectories(
         error.trajectories = trajectories
         raise
     policy_set.freeze(trajectories)
-    fill_references(policy_set.references, trajectories, components, policy_set.max_tokens)
+    fill_references(components, policy_set, trajectories)
     return trajectories
 
 
@@ -217,9 +216,7 @@ async def complete(running: Awaitable[list[Trajectory]], components: Components)
             await client.aclose()
 
 
-def fill_references(
-    references: Mapping[str, Policy], trajectories: Sequence[Trajectory], components: Components, max_tokens: int
-) -> None:
+def fill_references(components: Components, policy_set: PolicySet, trajectories: Sequence[Trajectory]) -> None:
     """Set the reference log-probs of all steps, if a reward function needs them."""
     if components.rewards.needs_reference:
-        fill_reference_logprobs(references, trajectories, max_tokens)
+        fill_reference_logprobs(policy_set.references, trajectories, policy_set.max_tokens)

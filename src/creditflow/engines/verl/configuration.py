@@ -173,6 +173,11 @@ _LOCAL = (
 """Options without an equivalent in verl."""
 _APART = ("actor_rollout_ref.rollout.name", "actor_rollout_ref.rollout.engine_kwargs", "algorithm.rollout_correction")
 """Options of the embedded engine that have the name of a verl option, which is set under `verl`."""
+_AUTO = {
+    "trainer.device": "verl has the device of its platform",
+    "trainer.precision": "set verl's actor_rollout_ref.rollout.dtype and actor_rollout_ref.actor.fsdp_config.dtype",
+}
+"""Options that verl has under other names, or none."""
 _LOCAL_VALUES = {
     f"{_ACTOR}.loss_agg_mode": "traj-mean-step-mean",
     "critic.loss_agg_mode": "traj-mean-step-mean",
@@ -182,6 +187,9 @@ _LOCAL_VALUES = {
 
 def _expect_known_to_verl(config: Config) -> None:
     """Raise ConfigError for options and values that only the embedded engine supports."""
+    for key, why in _AUTO.items():
+        if (value := attrgetter(key)(config)) != "auto":
+            raise ConfigError(f"{key}: {value}, which is for --engine local: leave it auto; {why}")
     expect_capabilities(config, NAME, CAPABILITIES)
     for key in _APART:
         if attrgetter(key)(config) != attrgetter(key)(Config()):
@@ -423,16 +431,6 @@ def compose(recipe: Recipe, verl_overrides: Sequence[str], run_folder: Path) -> 
     The configuration contains the effective recipe, updated from verl options (`recipe.read_run_handle`). Raises
     ConfigError that names a key: unknown, of the wrong type, or without effect here.
     """
-    if recipe.config.trainer.device != "auto":
-        raise ConfigError(
-            f"trainer.device: {recipe.config.trainer.device}, which is for --engine local; verl has the device of its "
-            "platform: leave it auto"
-        )
-    if recipe.config.trainer.precision != "auto":
-        raise ConfigError(
-            f"trainer.precision: {recipe.config.trainer.precision}, which is for --engine local: leave it auto and "
-            "set verl's actor_rollout_ref.rollout.dtype and actor_rollout_ref.actor.fsdp_config.dtype"
-        )
     _expect_known_to_verl(recipe.config)
     options = _VerlOptions.from_recipe(recipe, verl_overrides)
     base, defaults = _files(options.config_name, options.choices)
@@ -440,7 +438,7 @@ def compose(recipe: Recipe, verl_overrides: Sequence[str], run_folder: Path) -> 
     recipe = with_options(recipe, {key: options.values[key] for key in _BACK if key in options.values})
     values = _named_as_in(defaults, mapped(recipe.config)) | _fixed(run_folder, recipe) | _ray(recipe.config)
     _expect_meaning(options.values, defaults | values)
-    own = _nested(values) | {KEY: recipe_section(recipe, run_folder)}
+    own = _nested({**values, KEY: recipe_section(recipe, run_folder)})
     config = _compose(options.config_name, options.overrides, [own, _nested(options.section)])
     for key, value in _mode_options(config, options.values, defaults, recipe.config).items():
         OmegaConf.update(config, key, value)
@@ -546,7 +544,7 @@ def _files(config_name: str, choices: tuple[str, ...]) -> tuple[DictConfig, dict
     return config, _flat(config)
 
 
-def _compose(config_name: str, overrides: Iterable[str], layers: Sequence[dict[str, Any]] = ()) -> DictConfig:
+def _compose(config_name: str, overrides: Iterable[str], layers: Sequence[DictConfig] = ()) -> DictConfig:
     """Compose verl's files, then `layers`, then `overrides`; later ones take precedence."""
     from hydra import compose, initialize_config_module
     from hydra.core.config_store import ConfigStore
@@ -582,14 +580,10 @@ def _flat(config: DictConfig) -> dict[str, Any]:
     return flat
 
 
-def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    nested: dict[str, Any] = {}
+def _nested(flat: Mapping[str, Any]) -> DictConfig:
+    nested = OmegaConf.create()
     for key, value in flat.items():
-        *sections, name = key.split(".")
-        node = nested
-        for section in sections:
-            node = node.setdefault(section, {})
-        node[name] = value
+        OmegaConf.update(nested, key, value, force_add=True)
     return nested
 
 
