@@ -1,5 +1,6 @@
 """Tests of loading the user's functions by reference."""
 
+import importlib
 import math
 import sys
 from collections.abc import Iterator
@@ -7,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from creditflow._utils.loading import is_reference, load_object
+from creditflow._utils import loading
+from creditflow._utils.loading import is_reference, load_object, loaded_files, offer_files
 from creditflow.errors import ConfigError
 
 
@@ -82,6 +84,37 @@ def test_file_may_define_dataclasses(base: Path) -> None:
         "    number: int = 3\n"
     )  # fmt: skip
     assert load_object("mine.py:Thing", base, "k")().number == 3
+
+
+def test_file_imports_its_neighbours(base: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = list(sys.path)
+    for folder in (base, elsewhere):
+        (folder / "team.py").write_text(f"import rewards\nfolder = {folder.name!r}\n")
+        (folder / "rewards.py").write_text(
+            "import json, team as other\nfrom team import folder\n"
+            "def place():\n    import team\n    return folder, team is other, hasattr(json, 'dumps')\n"
+        )
+        (folder / "json.py").write_text("1 / 0")
+        (folder / "pytest.py").write_text("from pytest import raises")
+    places = {folder.name: load_object("rewards.py:place", folder, "k") for folder in (base, elsewhere)}
+    assert {name: place() for name, place in places.items()} == {name: (name, True, True) for name in places}
+    assert load_object("team.py:rewards", base, "k").place is places["base"]
+    assert load_object("pytest.py:raises", base, "k") is pytest.raises
+    assert (sys.path, "team" in sys.modules) == (path, False)
+
+    (base / "team.py").write_text("folder = 'edited'")
+    assert load_object("rewards.py:place", base, "k")()[0] == "edited"
+    assert places["base"]()[0] == "base"
+
+    files = loaded_files()
+    for name in files:
+        sys.modules.pop(name, None)
+    for file in base.iterdir():
+        file.unlink()
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.setattr(loading, "_OFFERED", {})
+    offer_files(files)
+    assert importlib.import_module(places["base"].__module__).place() == ("edited", True, True)
 
 
 @pytest.mark.parametrize("reference", ["", ":", "solve", "mine.py", "mine.py:", ":solve", "a/b.py"])

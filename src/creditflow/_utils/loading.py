@@ -1,17 +1,19 @@
 """Loads the user's functions: `package.module:name`, or `file.py:name` relative to the recipe.
 
-Loading imports the module, so it runs the Python code that a recipe names.
+Loading imports the module, so it runs the Python code that a recipe names. Such a file can import the Python files
+beside it. They are modules of its folder alone: files of one name in two folders are two modules.
 """
 
 from __future__ import annotations
 
+import builtins
 import hashlib
 import importlib
 import importlib.abc
 import importlib.util
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,6 +25,8 @@ _OFFERED: dict[str, tuple[str, bytes]] = {}
 """The files of `offer_files`."""
 _FILES: dict[str, tuple[str, bytes]] = {}
 """The user's files loaded by this process: module name -> path and text."""
+_NEIGHBOURS: dict[str, dict[Path, ModuleType]] = {}
+"""The files beside a user's module that it has imported, directly or not: module name -> path -> module."""
 
 
 def load_object(reference: str, base: Path, key: str) -> Any:
@@ -74,33 +78,68 @@ def _load_file(file: str, base: Path, key: str) -> Any:
     if path is None:
         elsewhere = "" if base.resolve() == Path.cwd() else " or the working directory"
         raise ConfigError(f"{key}: no file {file!r} in {base}{elsewhere}")
-    path = path.resolve()
-    text = path.read_bytes()
-    # One module per file and process, so that two references to a file share its state. A file that was edited in the
-    # meantime (in a notebook session) gets a new module.
-    name = f"{USER_MODULE}{path.stem}_{hashlib.sha256(str(path).encode() + b' ' + text).hexdigest()[:8]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None:
-        raise ConfigError(f"{key}: {path} cannot be loaded as a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    _FILES[name] = (str(path), text)
     try:
-        exec(compile(text, path, "exec", dont_inherit=True), vars(module))  # the user's own code, named in the recipe
+        return _module_of(path.resolve())
     except SyntaxError as error:
-        del sys.modules[name], _FILES[name]
         raise ConfigError(f"{key}: {error.filename or path}:{error.lineno or 1}: {error.msg}") from error
     except ModuleNotFoundError as error:
-        del sys.modules[name], _FILES[name]
-        hint = "; a recipe's file can import what is installed, not what lies beside it"
+        hint = "; a recipe's file can import what is installed, and the Python files beside it"
         raise ConfigError(f"{key}: {path}: no module {error.name!r}{removed_hint(error.name or '') or hint}") from error
+
+
+def _module_of(path: Path) -> ModuleType:
+    """The module of a user's file.
+
+    There is one per file and process, so that two references to a file share its state. A file that was edited in the
+    meantime (in a notebook session), or that imports such a file, gets a new module.
+    """
+    text = path.read_bytes()
+    name = f"{USER_MODULE}{path.stem}_{hashlib.sha256(str(path).encode() + b' ' + text).hexdigest()[:8]}"
+    neighbours = _NEIGHBOURS.get(name, {})
+    if name in sys.modules and all(_is_current(file, module) for file, module in neighbours.items()):
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    _FILES[name], _NEIGHBOURS[name] = (str(path), text), {}
+    try:
+        _execute(module, str(path), text)
     except BaseException:
-        del _FILES[name]
-        del sys.modules[name]
+        del sys.modules[name], _FILES[name], _NEIGHBOURS[name]
         raise
     return module
+
+
+def _is_current(file: Path, module: ModuleType) -> bool:
+    return file.is_file() and (str(file), file.read_bytes()) == _FILES.get(module.__name__)
+
+
+def _execute(module: ModuleType, path: str, text: bytes) -> None:
+    """Run the user's own code, which the recipe names."""
+    vars(module)["__builtins__"] = {**vars(builtins), "__import__": _import_beside(module.__name__, Path(path))}
+    exec(compile(text, path, "exec", dont_inherit=True), vars(module))
+
+
+def _import_beside(importer: str, own: Path) -> Callable[..., ModuleType]:
+    """The `import` of one user's module: files beside it come before installed modules, as for a script.
+
+    Modules of the standard library are never replaced.
+    """
+    neighbours = _NEIGHBOURS.setdefault(importer, {})
+
+    def import_(name: str, names: Any = None, local: Any = None, parts: Any = (), level: int = 0) -> ModuleType:
+        path = (own.parent / f"{name}.py").resolve()
+        if not name or level > 1 or path == own or name in sys.stdlib_module_names:
+            return __import__(name, names, local, parts, level)
+        if path not in neighbours:
+            offered = next((module for module, (file, _) in _OFFERED.items() if file == str(path)), None)
+            if offered is None and not path.is_file():
+                return __import__(name, names, local, parts, level)
+            module = importlib.import_module(offered) if offered else _module_of(path)
+            neighbours.update({path: module, **_NEIGHBOURS[module.__name__]})
+        return neighbours[path]
+
+    return import_
 
 
 def loaded_files() -> dict[str, tuple[str, bytes]]:
@@ -134,6 +173,5 @@ class _Offered(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
     def get_source(self, fullname: str) -> str:
         return importlib.util.decode_source(self.files[fullname][1])
 
-    def get_code(self, fullname: str) -> Any:
-        path, text = self.files[fullname]
-        return compile(text, path, "exec", dont_inherit=True)
+    def exec_module(self, module: ModuleType) -> None:
+        _execute(module, *self.files[module.__name__])
