@@ -6,6 +6,7 @@ real model.
 
 import asyncio
 import gc
+import json
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
@@ -162,8 +163,11 @@ async def grouped(task: Task, team: Team) -> None:
 def test_long_prompt_ends_the_rollout_and_pending_branches(workflow: Workflow) -> None:
     (trajectory,), _ = run(workflow, sampling=Sampling(max_prompt_tokens=20))
     assert trajectory.status == "truncated"
-    assert trajectory.info["truncated"] == "b's prompt has 30 tokens, at most 20 fit"
-    assert trajectory.info["ended_early"] == "trajectory t0: b's prompt has 30 tokens, at most 20 fit"
+    assert trajectory.info["truncated"] == "b's prompt has 30 tokens, at most 20 fit (data.max_prompt_length)"
+    assert (
+        trajectory.info["ended_early"]
+        == "trajectory t0: b's prompt has 30 tokens, at most 20 fit (data.max_prompt_length)"
+    )
     assert trajectory.steps == []
 
 
@@ -434,6 +438,43 @@ def test_unawaited_answer_is_refused(answer) -> None:
     message = refusal(solve)
     assert message.startswith("the workflow's answer holds <coroutine object Agent.__call__ at 0x")
     assert message.endswith(f"({line_of(solve, 0)})")
+
+
+USES = {
+    "a method": lambda reply: reply.lower(),
+    "an operator": lambda reply: "one" + reply,
+    "an item": lambda reply: reply[0],
+    "a loop": lambda reply: [*reply],
+    "a library": lambda reply: json.dumps({"reply": reply}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_use_of_an_unawaited_reply_is_refused(use) -> None:
+    async def solve(task: Task, team: Team) -> None:
+        use(team.a("one"))
+
+    message = refusal(solve)
+    assert "coroutine" in message
+    assert f"add `await` to the call that made the coroutine ({line_of(solve, 1)}, " in message
+
+
+def raise_type_error() -> None:
+    raise TypeError("'coroutine' object is not iterable")
+
+
+OTHERS = [raise_type_error, lambda: raise_type_error(coroutine=1), lambda: object().coroutine]
+
+
+@pytest.mark.parametrize("fail", OTHERS)
+def test_other_error_about_a_coroutine_fails_its_rollout(fail) -> None:
+    async def solve(task: Task, team: Team) -> None:
+        await team.a("one")
+        fail()
+
+    (trajectory,), _ = run(solve)
+    assert "coroutine" in trajectory.info["error"]
 
 
 SHOWN = "<coroutine object fetch at 0x7f3a2c1d>"

@@ -406,7 +406,8 @@ class Recorder:
         else:
             read = client.encode(*arguments)
         if (tokens := len(read[1])) > room:
-            raise PromptTooLong(f"has {tokens} tokens, at most {room} fit")
+            limit = "data.max_prompt_length" if room == self.sampling.max_prompt_tokens else "the model's positions"
+            raise PromptTooLong(f"has {tokens} tokens, at most {room} fit ({limit})")
         return read
 
     async def _call_tools(self, tools: Mapping[str, Tool], calls: list[ToolCall]) -> list[dict[str, Any]]:

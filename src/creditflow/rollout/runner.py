@@ -14,7 +14,7 @@ from creditflow.rollout.client import Generator
 from creditflow.rollout.clock import RolloutClock
 from creditflow.rollout.recorder import AgentSpec, Recorder, Sampling
 from creditflow.rollout.team import Team
-from creditflow.rollout.user_code import end, in_thread, is_callers_end
+from creditflow.rollout.user_code import end, in_thread, is_callers_end, lacks_await
 
 Workflow = Callable[[Task, Team], object]
 """`async def solve(task, team) -> answer`; or `def`, which runs in a thread and calls its agents over HTTP."""
@@ -96,6 +96,9 @@ def _record_error(error: Exception, trajectory: Trajectory, team: Team, sampling
             trajectory.info["ended_early"] = str(error)
         case _ if team.refused_prompt is not None:  # over HTTP, it arrives as an error of some client library
             trajectory.info["ended_early"] = str(team.refused_prompt)
+        case _ if lacks_await(error):
+            mistake = ConfigError(f"{type(error).__name__}: {error}: add `await` to the call that made the coroutine")
+            raise at_users_line(mistake, error) from error
         case _:
             trajectory.status = "failed"
             trajectory.info["error"] = located(error, f"{type(error).__name__}: {error}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import opcode
 import re
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -21,6 +22,8 @@ _WRITTEN = re.compile(
 )
 """A coroutine, task or future in an f-string."""
 _MARKS = ("<coroutine object ", "<async_generator object ", "<Task ", "Future ")
+_NO_TYPE = re.compile(r"arguments?:? '|coroutine\(|attribute 'coroutine")
+"""In an error of Python: names of parameters, functions and attributes, which may be `coroutine`, too."""
 _DEPTH = 8
 
 
@@ -89,6 +92,22 @@ def unawaited(value: object, own: Sequence[object] = ()) -> str | None:
                 if not any(match[0] in text for text in _leaves(own) if isinstance(text, str)):
                     return match[0]
     return None
+
+
+def lacks_await(error: BaseException) -> bool:
+    """Whether an AttributeError or TypeError comes from a coroutine that is used as its result.
+
+    Either Python itself names the type of the operand, or a local variable of the function that refused it is a
+    coroutine. A text that other code raises is no proof.
+    """
+    text, at = str(error), error.__traceback__
+    if not isinstance(error, AttributeError | TypeError) or "coroutine" not in text or at is None:
+        return False
+    while at.tb_next is not None:
+        at = at.tb_next
+    frame = at.tb_frame
+    by_python = frame.f_code.co_code[at.tb_lasti] != opcode.opmap["RAISE_VARARGS"] and not _NO_TYPE.search(text)
+    return by_python or any(map(inspect.iscoroutine, frame.f_locals.values()))
 
 
 def _leaves(value: object, depth: int = _DEPTH) -> Iterator[object]:

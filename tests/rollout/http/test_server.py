@@ -528,7 +528,10 @@ def test_long_prompt_truncates_whatever_the_client_raises():
     assert raised.value.code == "context_length_exceeded"
     (trajectory,) = run_workflow(with_client(ask))
     assert trajectory.status == "truncated"
-    assert trajectory.info["ended_early"] == "trajectory t0: writer's prompt has 2011 tokens, at most 999 fit"
+    assert (
+        trajectory.info["ended_early"]
+        == "trajectory t0: writer's prompt has 2011 tokens, at most 999 fit (the model's positions)"
+    )
 
 
 def test_error_after_a_shortened_prompt_fails_the_trajectory():
