@@ -251,13 +251,36 @@ def test_check_estimates_costs_and_warns_of_truncation(here):
     size = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384"
     assert re.search(rf"memory: a step needs about [0-9.]+ GiB with {size}; ", result.stderr)
     assert re.search(r"time: a step takes about .* 5 steps and [34] evaluations take about [0-9.]+ s", result.stderr)
-    assert "trajectories truncated; the first: writer was cut off at 4 tokens" in result.stdout
+    pattern = (
+        r"\d+ of 16 trajectories truncated \(rows [0-9, ]+ of data.train_files, from 0\); the first: writer was cut "
+    )
+    assert re.search(pattern, result.stdout)
     for agent in ("writer", "critic"):
         assert re.search(
             rf"^warning: \d+% of {agent}'s responses are truncated \(\d+ of 16\): raise data\.max_response_length=4, ",
             result.stdout,
             re.M,
         )
+
+
+def test_check_names_long_prompts_and_a_forgotten_return(here):
+    prompts = ["short", "long " * 100, "short"]
+    (here / "tasks.jsonl").write_text("".join(json.dumps({"prompt": text, "solution": "1"}) + "\n" for text in prompts))
+    (here / "team.py").write_text("async def solve(task, team):\n    text = await team.writer(task.text)\n")
+    tasks = ("data.train_files=tasks.jsonl", "data.max_prompt_length=50", "data.train_batch_size=2")
+    rewards = "reward.functions=[{fn: exact_match}]"
+
+    result = creditflow(
+        "check", TOY, *tasks, f"team.workflow={here}/team.py:solve", "team.agents={writer: {}}", rewards
+    )
+
+    assert result.exit_code == 0, result.output
+    assert (
+        "4 of 12 trajectories truncated (row 1 of data.train_files, from 0); the first: writer's prompt"
+        in result.stdout
+    )
+    assert "at most 50 fit (data.max_prompt_length)" in result.stdout
+    assert "no trajectory has an answer: the workflow returns None (team.py:1 in solve)" in result.stdout
 
 
 def test_gsm8k_becomes_verl_schema_parquet(here):

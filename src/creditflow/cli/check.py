@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +13,7 @@ import typer
 from rich.table import Table
 
 from creditflow._utils.progress import Reporter
+from creditflow._utils.tracebacks import of_function
 from creditflow.cli._options import EngineName, Overrides, Recipe
 from creditflow.credit import Assignment, assign
 from creditflow.credit.analysis.linter import idle_gate, lint
@@ -24,7 +27,6 @@ from creditflow.rewards.manager import ScoringReport, expect_few_failures
 from creditflow.rewards.registry import RewardFunction, leaves
 
 if TYPE_CHECKING:
-    from creditflow.config import Recipe as LoadedRecipe
     from creditflow.engines.common.components import Components
 
 TRUTHS_SHOWN = 5
@@ -74,7 +76,7 @@ def check(
     sentences = [estimate.text() for estimate in result.memory] + ([] if result.run is None else [result.run.text()])
     for sentence in sentences:  # to standard error, because the numbers differ at every call
         reporter.say(sentence)
-    warnings = _warnings(loaded, trajectories, report, assignment)
+    warnings = _warnings(components, trajectories, report, assignment)
     warnings += unreadable
     warnings += [f"training would stop: {estimate.problem}" for estimate in result.memory if estimate.problem]
     for warning in warnings:
@@ -125,20 +127,21 @@ def _level(function: RewardFunction) -> str:
 
 
 def _warnings(
-    recipe: LoadedRecipe, trajectories: Sequence[Trajectory], report: ScoringReport, assignment: Assignment
+    components: Components, trajectories: Sequence[Trajectory], report: ScoringReport, assignment: Assignment
 ) -> list[str]:
     """Warnings about the rollouts and their credit, one sentence each."""
+    recipe = components.recipe
     warnings = list(recipe.notices)
     warnings += [str(finding) for finding in lint(assignment)]
     if (idle := idle_gate(assignment)) is not None and str(idle) not in warnings:
         warnings.append(str(idle))
     acting = set(assignment.batch.agent_names)
     warnings += [f"{agent} made no step" for agent in recipe.config.team.agents if agent not in acting]
-    for status, key in (("failed", "error"), ("truncated", "truncated")):
-        affected = [trajectory for trajectory in trajectories if trajectory.status == status]
-        if affected:
-            reason = next((str(t.info[key]) for t in affected if key in t.info), "no reason given")
-            warnings.append(f"{len(affected)} of {len(trajectories)} trajectories {status}; the first: {reason}")
+    finished = [trajectory for trajectory in trajectories if not _ENDS.intersection(trajectory.info)]
+    if finished and all(trajectory.answer is None for trajectory in finished):
+        where = of_function(components.workflow)
+        warnings.append(f"no trajectory has an answer: the workflow returns None ({where}); is a `return` missing?")
+    warnings += _endings(trajectories, recipe.config.actor_rollout_ref.rollout.n)
     longest = recipe.config.data.max_response_length
     warnings += [cut.text(longest) for cut in truncations(assignment.batch)]
     errors = [str(t.info["agent_error"]) for t in trajectories if "agent_error" in t.info]
@@ -180,6 +183,27 @@ def _unreadable_truths(components: Components) -> list[str]:
                     f"{kind} tasks, so their scores would fail (rows count from 0): {first}{more}"
                 )
     return warnings
+
+
+_ENDS = frozenset(("error", "agent_error", "timed_out", "ended_early"))
+"""Keys of a trajectory's `info` that an error of its workflow leaves."""
+_LISTED = 20
+
+
+def _endings(trajectories: Sequence[Trajectory], n: int) -> list[str]:
+    """A sentence for each reason why trajectories failed or were truncated, with their tasks. `n`: rollouts of each."""
+    ends: dict[tuple[str, str], list[tuple[int, str]]] = defaultdict(list)
+    for i, trajectory in enumerate(trajectories):
+        if (status := trajectory.status) != "ok":
+            reason = str(trajectory.info.get("error" if status == "failed" else status, "no reason given"))
+            ends[status, re.sub("[0-9]+", "n", reason) if status == "truncated" else ""].append((i // n, reason))
+    sentences = []
+    for (ending, _), cases in ends.items():
+        tasks = sorted({task for task, _ in cases})
+        rows = f"row{'s' * (len(tasks) > 1)} {', '.join(map(str, tasks[:_LISTED]))}{' ...' * (len(tasks) > _LISTED)}"
+        share = f"{len(cases)} of {len(trajectories)} trajectories {ending}"
+        sentences.append(f"{share} ({rows} of data.train_files, from 0); the first: {cases[0][1]}")
+    return sentences
 
 
 def _mean(values: np.ndarray) -> float:
