@@ -202,8 +202,7 @@ def _call(name: str, base: Path, key: str, recipe: Mapping[str, Any], split: Spl
             _expect_json(getattr(task, part), f"{where}: {part}")
         if not isinstance(task.prompt, tuple | list):
             raise DataError(f"{where}: prompt: expected messages, got {str(task.prompt)[:80]!r}")
-        for i, message in enumerate(task.prompt):
-            _message(message, f"{where}: prompt[{i}]")
+        _messages(task.prompt, where)
     return tasks
 
 
@@ -311,7 +310,7 @@ def _verl_task(row: Mapping[str, Any], where: str) -> Task:
     prompt, reward_model, extra_info = row["prompt"], row["reward_model"], row.get("extra_info")
     if not isinstance(prompt, list) or not prompt:
         raise DataError(f"{where}: prompt: expected a list of messages {{role, content}}, got {str(prompt)[:80]!r}")
-    messages = tuple(_message(message, f"{where}: prompt[{i}]") for i, message in enumerate(prompt))
+    messages = _messages(prompt, where)
     _expect_json(reward_model, f"{where}: reward_model")
     _expect_json(extra_info, f"{where}: extra_info")
     if not isinstance(reward_model, dict) or "ground_truth" not in reward_model:
@@ -351,7 +350,7 @@ def _trl_task(row: Mapping[str, Any], where: str, name: str) -> Task:
     source = row.get("data_source")
     return Task(
         data_source=source if isinstance(source, str) else name,
-        prompt=tuple(_message(message, f"{where}: prompt[{i}]") for i, message in enumerate(messages)),
+        prompt=_messages(messages, where),
         ground_truth=next((row[column] for column in _TRUTH if row.get(column) is not None), None),
         extra_info=extra_info,
     )
@@ -363,6 +362,14 @@ def _expect_columns(row: Mapping[str, Any], where: str) -> None:
             f"{where}: missing {', '.join(missing)} (verl's columns), got {_keys(row)}; rename the columns (TRL's are "
             "`prompt` and any others), or make the tasks with a function (`file.py:function`)"
         )
+
+
+def _messages(prompt: Sequence[object], where: str) -> tuple[dict[str, Any], ...]:
+    """Return the messages of a prompt; see `_message`. Raises DataError if the last one, the question, is blank."""
+    messages = tuple(_message(message, f"{where}: prompt[{i}]") for i, message in enumerate(prompt))
+    if messages and not messages[-1]["content"].strip() and "tool_calls" not in messages[-1]:
+        raise DataError(f"{where}: prompt: expected a text in its last message, got {messages[-1]['content'][:80]!r}")
+    return messages
 
 
 def _message(message: object, where: str) -> dict[str, Any]:
@@ -423,7 +430,7 @@ def _gsm8k_task(row: Mapping[str, Any], index: int, path: Path, where: str) -> T
         raise DataError(f"{where}: expected an answer that ends with `#### number`, got {answer[-40:]!r}")
     return Task(
         data_source="openai/gsm8k",
-        prompt=({"role": "user", "content": question},),
+        prompt=_messages([{"role": "user", "content": question}], where),
         ground_truth=truth,
         extra_info={
             "index": index,
