@@ -41,11 +41,11 @@ def _validate_training(config: Config) -> None:
         )
     estimator = ADVANTAGE_ESTIMATORS[config.algorithm.adv_estimator]
     if rollout.n < estimator.min_rollouts:
-        count, group = ("1 rollout", "one") if rollout.n == 1 else (f"{rollout.n} rollouts", str(rollout.n))
         raise ConfigError(
-            f"actor_rollout_ref.rollout.n: {count} of each task; {config.algorithm.adv_estimator} compares "
-            f"trajectories of the same task, so a group of {group} would train on nothing: use "
-            f"{estimator.min_rollouts} or more"
+            f"actor_rollout_ref.rollout.n: {config.algorithm.adv_estimator} expects at least {estimator.min_rollouts} "
+            f"rollouts of each task, got {rollout.n}: the baseline would be other tasks', and hard tasks look like "
+            "bad answers; raise it, and lower data.train_batch_size to keep the cost, or set "
+            "algorithm.adv_estimator=reinforce_plus_plus"
         )
     if actor.ppo_mini_batch_size > config.data.train_batch_size:
         raise ConfigError(
