@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from creditflow.rewards.support.code_runner import MAX_DEPTH, OtherValue, decoded, encoded
-from creditflow.rewards.support.test_cases import CaseCall, InputOutput, not_loaded, read_tests
+from creditflow.rewards.support.code_runner import MAX_DEPTH, encoded
+from creditflow.rewards.support.test_cases import CaseCall, InputOutput, OtherValue, decoded, not_loaded, read_tests
 
 
 def says(value: object) -> bytes:
@@ -89,20 +89,16 @@ def test_output_is_compared_line_by_line_as_text(printed, is_right):
     [
         ("72", "expected tests, got 72"),
         ("so it is 24", "neither JSON nor Python"),
-        ("x = 1", "with `assert`"),
-        ([], "at least one test"),
-        ({"inputs": [], "outputs": []}, "at least one test"),
+        ([], r"expected tests, got \[\]"),
+        ({"inputs": [], "outputs": []}, r"expected tests, got \[\]"),
         ({"inputs": ["1"], "outputs": []}, "as many inputs as outputs"),
         ({"tests": []}, "as many inputs as outputs"),
         ({"fn_name": "f", "inputs": [3], "outputs": [3]}, "arguments of f as a list"),
         ([{"call": "f(1)"}], "test 0: expected input and output"),
         (["assert f(1) == 1", 5], "test 1: expected input and output"),
-        (["print(1)"], "test 0: expected a test with `assert`"),
         (["assert f("], "test 0"),
         ("[" * 100_000, "neither|nested"),
         (["assert f(1) == " + "1" * 1_000_000], "at most 1000000 characters"),
-        ("def check(candidate):\n    assert candidate(1)", "never called; give"),
-        ("def helper(x):\n    assert x\nf(1)", "that is run"),
         ([{"input": "1", "output": "1", "testtype": "functional"}], "test 0: expected the function's name"),
         ([{"input": "1", "output": "1", "type": "regex"}], "test 0: expected a test of type"),
         ({"language": "cpp", "test_cases": [{"input": "1", "output": "1"}]}, "Python programs, got language 'cpp'"),
@@ -115,12 +111,7 @@ def test_truth_without_tests_raises(truth, message):
 
 
 PLAIN = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False)
-    | st.text(max_size=5)
-    | st.binary(max_size=5),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
     lambda inner: (
         st.lists(inner, max_size=4)
         | st.lists(inner, max_size=4).map(tuple)
@@ -196,9 +187,8 @@ def test_any_answer_of_a_box_gets_a_verdict(answer):
         '{"ratio": [1, 0]}',
         '{"set": [[1]]}',
         '{"tuple": 5}',
-        '{"no such": 5}',
         "{}",
-        '{"complex": [1e400, "x"]}',
+        '{"ratio": [1e400, "x"]}',
     ],
 )
 def test_hostile_answers_are_wrong_answers(value):

@@ -118,7 +118,7 @@ def test_hostile_text_is_cut_in_linear_time(piece):
         (SQUARE, "import math\nassert math.isclose(f(math.pi), 9.8696, rel_tol=1e-4)\nassert f(2) == f(-2)",
          "passed 2/2 [1 1]"),
         (SQUARE, "def check(candidate):\n    for x in range(9):\n        assert candidate(x) == x * x\n"
-         "check(f)\nassert True", "passed 2/2 [1 1]"),
+         "check(f)\nassert True", "passed 1/1 [1]"),
         (SQUARE, ["def check(candidate):\n    assert candidate(3) == 10\ncheck(f)"],
          "passed 0/1 [0]; test 0: raised: AssertionError"),
         ("from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\n\ndef f(x):\n    return P(x)",
@@ -176,6 +176,9 @@ PROGRAMS = {
     "unittest": ("from unittest import TestCase, main\nimport unittest\nclass T(TestCase):\n    def test_f(self):\n"
                  "        self.assertEqual(f(2), 5)\nif __name__ == '__main__':\n    unittest.main()\n", 1),
     "state": ("q = [f(1), f(2)]\nassert q.pop() == 5\nassert q.pop() == 3\nq = [f(5)]\nassert q.pop() == 11", 3),
+    "exit code": ("import sys\nif f(2) != 5:\n    sys.exit(1)\n", 1),
+    "exit code at the end": ("def main():\n    return 0 if f(2) == 5 else 1\nraise SystemExit(main())", 1),
+    "exit in the middle": ("import sys\nif f(2) == 5:\n    sys.exit()\nassert False", 1),
     "late fault": ("assert f\nfor t in [lambda: f(2)]:\n    {5: 1}[t()]\n", 1),
     "call of a named function": ([{"input": "2", "output": "5", "testtype": "functional",
                                    "metadata": {"func_name": "f"}}], 1),
@@ -215,9 +218,20 @@ def test_pytest_runs_its_own_tests(tmp_path, monkeypatch):
         assert "TESTS_FAILED" in run_tests(box, collected_only, read_tests(PYTEST))[0].reason
 
 
-def test_module_that_the_sandbox_lacks_is_refused(bubblewrap):
-    with pytest.raises(ValueError, match="import no_such_module, which the Python of the sandbox does not have"):
-        score(block(ODD), "import no_such_module.x\nassert f(2) == 5")
+@pytest.mark.parametrize(
+    ("truth", "reason"),
+    [
+        ("import no_such_module.x\nassert f(2) == 5", "do not run in the sandbox: .* No module named 'no_such_module'"),
+        ("", "pass without any code"),
+        (["print(1)"], "pass without any code"),
+        (HUMANEVAL, "pass without any code; is a function `check` never called"),
+        ("def helper(x):\n    assert f(x)\n", "pass without any code"),
+        ("try:\n    assert f(2) == 5\nexcept Exception:\n    pass", "pass without any code"),
+    ],
+)
+def test_tests_that_cannot_fail_are_refused(bubblewrap, truth, reason):
+    with pytest.raises(ValueError, match=f"ground_truth: its tests .*{reason}"):
+        score(block(ODD), truth)
 
 
 @pytest.mark.parametrize(
@@ -287,6 +301,15 @@ unittest.TestCase.assertEqual = lambda *a: None
 class AssertionError(Exception): pass
 def f(x): return 0
 """,
+    "redefines what compares, when called": """
+import math, unittest
+def f(x):
+    math.isclose = lambda *a, **k: True
+    unittest.TestCase.assertEqual = lambda *a: None
+    return 0
+""",
+    "replaces the code": "from unittest import TestCase\nTestCase.assertEqual.__code__ = (lambda *a: None).__code__\n"
+    "def f(x): return 0",
     "no difference": "class E:\n    def __sub__(s, o): return 0.0\n    __rsub__ = __sub__\ndef f(x): return E()",
     "less and more": "class E(int):\n    def __lt__(s, o): return True\n    __gt__ = __lt__\ndef f(x): return E()",
     "unequal to nothing": "class E:\n    def __ne__(s, o): return False\ndef f(x): return [E()]",
@@ -311,8 +334,8 @@ import json, os, sys
 frame = sys._getframe()
 while frame:
     if "nonce" in frame.f_locals.get("ask", {}):
-        for check in range(2):
-            answer = {"nonce": frame.f_locals["ask"]["nonce"], "check": check}
+        for part in range(3):
+            answer = {"nonce": frame.f_locals["ask"]["nonce"], "part": part}
             os.write(frame.f_locals["output"], json.dumps(answer).encode() + b"\\n")
         os._exit(0)
     frame = frame.f_back
@@ -324,6 +347,13 @@ def test_search_for_the_word_cheats_only_tests_in_the_box(bubblewrap):
     value, reason = score(LOOKS_FOR_THE_WORD, EVERY_FORM)
     assert reason.startswith("passed 7/9 [1 0 1 1 1 1 1 1 0]")
     assert value == 7 / 9
+
+
+def test_late_module_is_loaded_before_the_solution(tmp_path, monkeypatch):
+    tests = read_tests("import numpy as np\nnp.testing.assert_equal(f(2), 5)")
+    cheat = "import numpy.testing as t\nt.assert_equal = lambda *a: None\ndef f(x): return 0"
+    with boxes.opened("unsafe_subprocess", tmp_path, monkeypatch, wall_s=30) as box:  # numpy takes much memory
+        assert [run_tests(box, code, tests)[0].passed for code in (cheat, ODD)] == [False, True]
 
 
 def test_exceeded_limit_fails_only_its_test(bubblewrap):

@@ -27,7 +27,7 @@ from creditflow.data import Score
 from creditflow.rewards.registry import answer, builtin
 from creditflow.rewards.support import code_runner
 from creditflow.rewards.support.arguments import Above0, Whole, WholeAbove0, check_arguments
-from creditflow.rewards.support.test_cases import Case, TestProgram, foreign_imports, not_loaded, read_tests
+from creditflow.rewards.support.test_cases import Case, TestProgram, not_loaded, read_tests
 from creditflow.rewards.support.text import without_thoughts
 from creditflow.sandbox import Result, Sandbox, open_sandbox
 
@@ -68,19 +68,18 @@ class CodeTests:
       opposed to a script, may use common names of the standard library without an import: `List`, `deque`, `inf`.
     * a list of `{"call": "f(2, 3)", "expect": 5}`. Values are compared with a tolerance (1e-6 relative, 1e-9 absolute,
       at any depth), and lists equal tuples.
-    * Python code: a list of texts, each of which is a test, as in MBPP; or one text, whose checks are the tests:
-      assertions, loops over assertions, a called `check(f)` (HumanEval), pytest's functions, unittest's cases. It runs
-      as a program beside the solution, and values are compared by Python itself.
+    * Python code: a list of texts, each of which is a test, as in MBPP; or one text, whose assertions outside of
+      functions are the tests, or else the whole program, as in HumanEval (`read_program`). It runs as a program beside
+      the solution, and values are compared by Python itself.
 
     Each test is a fresh run. A program that raises, exits, exceeds a limit or leaves no answer fails that test; a
     program that reports that it cannot be loaded fails all. Only a fault of the sandbox raises: the score is then
     `failed`.
 
     Expected results of the first two forms never enter the box: output and values are compared outside, after being
-    read as text or JSON. Python code runs in the box, next to the code that it judges. A check passes if it reaches its
-    end, which is proved by a word that is new in every run; an object that claims to equal anything fails it, and what
-    the solution redefines in the modules of the tests is restored. Code that searches its own process for that word can
-    find it.
+    read as text or JSON. Python code runs in the box, next to the code that it judges. A test passes if it reaches its
+    end, which is proved by a word that is new in every run; an object that claims to equal anything fails it, and so
+    does a function that the solution redefines. Code that searches its own process for that word can find it.
 
     `sandbox`: `backend` (default `auto`) and its options; default in a recipe: `reward.sandbox`. The sandbox is opened
     when the recipe is loaded, so that an unusable one is reported then.
@@ -92,8 +91,8 @@ class CodeTests:
     `all_or_nothing`: 1 if every test passed, else 0.
 
     Range: [0, 1]. Cost: one run of Python in the sandbox per test; 25 ms with bubblewrap. Source: HumanEval (arXiv
-    2107.03374), MBPP (2108.07732), APPS (2105.09938). Raises ValueError if the truth holds no tests, or if they import
-    a module that the sandbox does not have; SandboxError.
+    2107.03374), MBPP (2108.07732), APPS (2105.09938). Raises ValueError if the truth holds no tests, or tests in Python
+    that the sandbox cannot run or that code without effect passes; SandboxError.
     """
 
     def __init__(
@@ -115,8 +114,6 @@ class CodeTests:
 
     def __call__(self, text: str, truth: Any) -> Score:
         tests, box = self._chosen(read_tests(truth)), open_box(self.sandbox)
-        if missing := _missing_modules(json.dumps(self.sandbox, default=str), foreign_imports(tests)):
-            raise ValueError(f"ground_truth: its tests import {missing}, which the Python of the sandbox does not have")
         verdicts = run_tests(box, code_in(text), tests, total_seconds=self.total_seconds)
         passed = sum(verdict.passed for verdict in verdicts)
         value = float(passed == len(verdicts)) if self.all_or_nothing else passed / len(verdicts)
@@ -270,18 +267,24 @@ def _caller() -> bytes:
     return Path(str(code_runner.__file__)).read_bytes()
 
 
+def _write(box: Sandbox, code: str) -> None:
+    box.write(code_runner.SOLUTION, code.encode(errors="replace"))
+    box.write(code_runner.PROGRAM, _caller())
+    box.write(code_runner.USUAL, _imports_for(code).encode())
+
+
 def run_tests(box: Sandbox, code: str, tests: Sequence[Case], *, total_seconds: float = math.inf) -> list[CaseVerdict]:
     """Run each test on the code, in a fresh run, and return the verdicts in order.
 
     No other thread may use the box during the call. After `total_seconds` no further test is started; the remaining
-    tests fail. Cost: one run per test, or per text whose checks are the tests; no run without code, and one run if the
-    code cannot be loaded. Raises SandboxError.
+    tests fail. Cost: one run per test, or per text of Python, and one without code per text and process; no run without
+    code, and one run if the code cannot be loaded. Raises ValueError for a program that tests nothing; SandboxError.
     """
     if not code.strip():
         return [CaseVerdict(False, "no code")] * len(tests)
-    box.write(code_runner.SOLUTION, code.encode(errors="replace"))
-    box.write(code_runner.PROGRAM, _caller())
-    box.write(code_runner.USUAL, _imports_for(code).encode())
+    for program in {test.stdin("") for test in tests if isinstance(test, TestProgram)}:
+        _expect_failure(box, program)  # type: ignore[arg-type]  # a protocol is not Hashable to mypy
+    _write(box, code)
     verdicts: list[CaseVerdict] = []
     runs: dict[tuple[str, bytes], tuple[Result, str]] = {}
     deadline = time.monotonic() + total_seconds
@@ -304,14 +307,17 @@ def run_tests(box: Sandbox, code: str, tests: Sequence[Case], *, total_seconds: 
     return verdicts
 
 
-@lru_cache(maxsize=128)
-def _missing_modules(options: str, modules: tuple[str, ...]) -> str:
-    """Those of the modules that the sandbox's Python cannot import, joined by commas."""
-    if not modules:
-        return ""
-    box = open_box(json.loads(options))
-    search = "import sys; from importlib.util import find_spec; print(*[m for m in sys.argv[1:] if not find_spec(m)])"
-    return ", ".join(box.run(["python", "-c", search, *modules]).stdout.decode(errors="replace").split())
+@lru_cache(maxsize=512)
+def _expect_failure(box: Sandbox, program: bytes) -> None:
+    """Raise ValueError if a program of tests passes without code, or does not run in the box."""
+    _write(box, "")
+    ask, nonce = json.loads(program), secrets.token_hex(16)
+    result = box.run(["python", code_runner.PROGRAM], stdin=TestProgram(ask, ()).stdin(nonce))
+    if fault := TestProgram(ask, (code_runner.STARTED,)).fault(result.stdout, nonce):
+        raise ValueError(f"ground_truth: its tests do not run in the sandbox: {_ended_badly(result) or fault}")
+    tests = [i for i, (_, is_test) in enumerate(ask["test"]) if is_test]
+    if not TestProgram(ask, (*tests, len(ask["test"]))).fault(result.stdout, nonce):
+        raise ValueError("ground_truth: its tests pass without any code; is a function `check` never called?")
 
 
 def _ended_badly(result: Result) -> str:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, NoReturn
 
+STARTED = -1
+"""The part that is reported before those of a program of tests."""
 SOLUTION, PROGRAM, USUAL = "solution.py", "in_box.py", "usual.py"
 MAX_CHARACTERS = 200_000
 """Maximum length of an answer."""
@@ -32,13 +34,10 @@ def main() -> None:
     module = types.ModuleType("solution")
     sys.modules["solution"] = module
     try:
-        # Now: the solution may redefine what the modules of the tests hold.
+        # Before the solution, which may redefine functions of these modules.
         for name in ask.get("imports", ()):
-            __import__(name)
-        packages = {name.split(".")[0] for name in ask.get("imports", ())}
-        modules = [module for name, module in sys.modules.items() if name.split(".")[0] in packages]
-        classes = [thing for module in modules for thing in vars(module).values() if isinstance(thing, type)]
-        kept = [(owner, dict(vars(owner))) for owner in (builtins, *modules, *classes)]
+            __import__(name, fromlist=ask["names"])  # a module that is loaded when it is first used, too
+        own_builtins, definitions = dict(vars(builtins)), _definitions()
         with open(SOLUTION, encoding="utf-8") as file:  # noqa: PTH123 (importing pathlib takes 4 ms)
             source = file.read()
         with open(USUAL, encoding="utf-8") as file:  # noqa: PTH123
@@ -49,12 +48,9 @@ def main() -> None:
     except BaseException as error:
         _tell(output, {"not_loaded": _described(error)})
     try:
-        for owner, names in kept:
-            for name, value in names.items():
-                if vars(owner).get(name) is not value:
-                    setattr(owner, name, value)
+        _restore(definitions)
         if "test" in ask:
-            _run_test(ask, vars(module), kept[0][1], output)
+            _run_test(ask, {**vars(module), "__builtins__": own_builtins}, definitions, output)
             _tell(output, {})
         answer = {"value": encoded(_called(ask, vars(module)))}
     except BaseException as error:
@@ -62,81 +58,29 @@ def main() -> None:
     _tell(output, answer)
 
 
+COLLECTIONS: dict[str, Any] = {kind.__name__: kind for kind in (list, tuple, set, frozenset, dict)}
+"""Types by their names in JSON; a list has none. A dict is sent as pairs."""
+
+
 def encoded(value: object, depth: int = 0) -> Any:
-    """Encode a value as JSON data. A value that is not plain data becomes `{"other": its type}`."""
+    """Encode a value as JSON data. A value that is not plain data becomes `{"other": its text}`."""
     if depth > MAX_DEPTH:
         raise ValueError("the value is nested too deep")
     if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
         value = value.tolist()
-    if value is None or value is True or value is False or type(value) in (int, float, str):
+    if value is None or value is True or value is False:
         return value
-    if isinstance(value, list):
-        return _encoded_items(value, depth + 1)
-    for kind, plain in ((int, int), (float, float), (str, str.__str__)):  # a subclass
+    for kind, plain in ((int, int), (float, float), (str, str.__str__)):  # subclasses, too
         if isinstance(value, kind):
             return plain(value)
-    for name, (kinds, encode, _) in _FORMS.items():
-        if isinstance(value, kinds):
-            return {name: encode(value, depth + 1)}
+    for name, collection in COLLECTIONS.items():
+        if isinstance(value, collection):
+            pairs = value.items() if isinstance(value, dict) else value
+            items = [encoded(item, depth + (name != "dict")) for item in pairs]
+            return items if name == "list" else {name: items}
     if type(value).__name__ in ("Fraction", "Decimal"):  # importing them to check takes 4 ms
         return {"ratio": value.as_integer_ratio()}  # type: ignore[attr-defined]
-    return {"other": type(value).__name__[:80]}
-
-
-def decoded(data: Any, depth: int = 0) -> Any:
-    """Decode data from `encoded`, with plain types only; a value that was not plain data becomes an `OtherValue`.
-
-    Raises ValueError, KeyError, TypeError or ArithmeticError for data that `encoded` never returns.
-    """
-    if depth > MAX_DEPTH:
-        raise ValueError("the value is nested too deep")
-    if isinstance(data, list):
-        return _decoded_items(data, depth + 1)
-    if not isinstance(data, dict):
-        return data
-    ((name, content),) = data.items()
-    return _FORMS[name][2](content, depth + 1)
-
-
-class OtherValue:
-    """A value that is not plain data; equal only to itself."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name[:80]
-
-    def __repr__(self) -> str:
-        return f"<{self.name}>"
-
-
-def _encoded_items(values: Any, depth: int) -> list[Any]:
-    return [encoded(value, depth) for value in values]
-
-
-def _decoded_items(data: Any, depth: int) -> list[Any]:
-    return [decoded(value, depth) for value in data]
-
-
-_FORMS: dict[str, tuple[Any, Callable[[Any, int], Any], Callable[[Any, int], Any]]] = {
-    "tuple": (tuple, _encoded_items, lambda data, depth: tuple(_decoded_items(data, depth))),
-    "set": (set, _encoded_items, lambda data, depth: set(_decoded_items(data, depth))),
-    "frozenset": (frozenset, _encoded_items, lambda data, depth: frozenset(_decoded_items(data, depth))),
-    "dict": (
-        dict,
-        lambda value, depth: [_encoded_items(pair, depth) for pair in value.items()],
-        lambda data, depth: dict(_decoded_items(pair, depth) for pair in data),
-    ),
-    "bytes": ((bytes, bytearray), lambda value, depth: value.hex(), lambda data, depth: bytes.fromhex(data)),
-    "complex": (complex, lambda value, depth: [value.real, value.imag], lambda data, depth: complex(*data)),
-    "ratio": ((), encoded, lambda data, depth: _fraction(*data)),
-    "other": ((), encoded, lambda data, depth: OtherValue(str(data))),
-}
-"""Types by their names in JSON, with functions that encode and decode them. `encoded` itself makes the last two."""
-
-
-def _fraction(numerator: int, denominator: int) -> Any:
-    from fractions import Fraction
-
-    return Fraction(numerator, denominator)
+    return {"other": repr(value)[:80]}
 
 
 def _called(ask: dict[str, Any], names: dict[str, Any]) -> object:
@@ -148,16 +92,62 @@ def _called(ask: dict[str, Any], names: dict[str, Any]) -> object:
     return eval(compile(f"(\n{ask['call']}\n)", "call", "eval", dont_inherit=True), scope)
 
 
-def _run_test(ask: dict[str, Any], names: dict[str, Any], own_builtins: dict[str, Any], output: int) -> None:
-    """Run a program of tests, which reports each of its checks at once: a later one may end the process."""
+def _definitions() -> list[tuple[Any, str, Any, Any]]:
+    """The functions and classes of all loaded modules, and all parts of these classes: owner, name, value, code."""
+    modules = [module for module in sys.modules.values() if isinstance(module, types.ModuleType)]
+    classes = {id(thing): thing for module in modules for thing in vars(module).values() if isinstance(thing, type)}
+    return [
+        (owner, name, value, value.__code__ if isinstance(value, types.FunctionType) else None)
+        for owner in (*modules, *classes.values())
+        for name, value in vars(owner).items()
+        if callable(value) or isinstance(owner, type)
+    ]
 
-    def report(check: int, fault: BaseException | None = None) -> None:
-        described = "" if fault is None else _described(fault)[:100]
-        line = json.dumps({"nonce": ask["nonce"], "check": check, "fault": described})
+
+def _restore(definitions: list[tuple[Any, str, Any, Any]]) -> list[str]:
+    """Restore redefined functions and classes, and return their names."""
+    names = []
+    for owner, name, value, code in definitions:
+        if vars(owner).get(name) is not value:
+            setattr(owner, name, value)
+            names.append(name)
+        elif code is not None and value.__code__ is not code:
+            value.__code__ = code
+            names.append(name)
+    return names
+
+
+def _run_test(ask: dict[str, Any], scope: dict[str, Any], definitions: list[Any], output: int) -> None:
+    """Run a program of tests, which reports each of its tests at once: a later one may end the process."""
+
+    def report(part: int, fault: str = "") -> None:
+        if redefined := set(_restore(definitions)).difference(ask["stored"]):
+            fault = f"the solution redefines {min(redefined)}"
+        line = json.dumps({"nonce": ask["nonce"], "part": part, "fault": fault[:100]})
         os.write(output, line.encode() + b"\n")
 
-    own = {"__builtins__": own_builtins, "__name__": "__main__", "__seen__": seen, "__report__": report}
-    exec(compile(ask["test"], "test", "exec", dont_inherit=True), {**names, **own})
+    class Exit(SystemExit):
+        """An exit of the tests, as opposed to one of the solution."""
+
+    def leave(code: object = None) -> NoReturn:
+        raise Exit(code)
+
+    report(STARTED)
+    scope |= {"__name__": "__main__", "__seen__": seen, "__leave__": leave}
+    try:
+        for part, (source, is_test) in enumerate(ask["test"]):
+            try:
+                exec(compile(source, "test", "exec", dont_inherit=True), scope)
+            except BaseException as fault:
+                if not is_test:
+                    raise
+                report(part, _described(fault))
+            else:
+                report(part)
+    except Exit as exit:
+        if exit.code:
+            raise
+    report(len(ask["test"]))
 
 
 def seen(value: object, depth: int = 0) -> object:
@@ -191,18 +181,14 @@ _CLAIMS: tuple[Callable[[Any, Any], Any], ...] = (
 def _claims_anything(value: object) -> bool:
     """Whether one claim of the value holds for every one of 24 random numbers, or for every one of 24 random texts."""
     numbers = [int.from_bytes(os.urandom(9), "big") for _ in range(24)]
-    return any(
-        all(_holds(claim, value, other) for other in others)
-        for others in (numbers, [f"{number:x}" for number in numbers])
-        for claim in _CLAIMS
-    )
-
-
-def _holds(claim: Callable[[Any, Any], Any], value: object, other: object) -> bool:
-    try:
-        return bool(claim(value, other))
-    except Exception:  # the value's own code: a comparison with other types may raise
-        return False
+    for claim in _CLAIMS:
+        for others in (numbers, [f"{number:x}" for number in numbers]):
+            try:
+                if all(claim(value, other) for other in others):
+                    return True
+            except Exception:  # the value's own code: a comparison with other types may raise
+                pass
+    return False
 
 
 def _described(error: BaseException) -> str:

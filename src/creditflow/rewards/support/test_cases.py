@@ -9,13 +9,15 @@ from __future__ import annotations
 import ast
 import json
 import math
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
+from itertools import groupby
 from typing import Any
 
-from creditflow.rewards.support.code_runner import MAX_CHARACTERS, PROGRAM, SOLUTION, decoded
+from creditflow.rewards.support.code_runner import COLLECTIONS, MAX_CHARACTERS, MAX_DEPTH, PROGRAM, SOLUTION
 
 MAX_TEST_CHARACTERS = 1_000_000
 """Limit for a test that is Python code; public tests with long inputs have up to some 100,000."""
@@ -67,7 +69,7 @@ class CaseCall:
             if "value" not in answer:
                 return _no_answer(answer)
             value = decoded(answer["value"])
-        except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
+        except (ValueError, TypeError, ArithmeticError, RecursionError):
             return "its answer cannot be read"
         try:
             if self.holds(value):
@@ -79,33 +81,31 @@ class CaseCall:
 
 @dataclass(frozen=True, slots=True)
 class TestProgram:
-    """A program that runs inside the box, beside the solution; each of its checks is proved by the nonce."""
+    """A test of a program that runs inside the box, beside the solution; each report is proved by the nonce."""
 
     __test__ = False  # no test of pytest's
-    source: str
-    """The program, in which each check reports its end; see `read_program`."""
-    checks: range
-    """The checks that make up this test."""
-    imports: tuple[str, ...] = ()
-    """Names of the modules that the program imports."""
+    ask: Mapping[str, Any]
+    """The program, for the runner; see `read_program`."""
+    reports: tuple[int, ...]
+    """Indices of the parts that must be reported to have passed; the number of parts stands for the program's end."""
     program: str = PROGRAM
 
     def stdin(self, nonce: str) -> bytes:
-        """The program, with the nonce that ends its checks."""
-        return json.dumps({"test": self.source, "imports": self.imports, "nonce": nonce}).encode()
+        """The program, with the nonce that proves its reports."""
+        return json.dumps({**self.ask, "nonce": nonce}).encode()
 
     def fault(self, stdout: bytes, nonce: str) -> str:
-        """The fault of the first check that failed, or that never reported its end."""
+        """The fault of the first part that failed, or that was never reported."""
         try:
             answers = _answers(stdout)
         except (ValueError, TypeError, RecursionError):
             return "its answer cannot be read"
-        reports = {str(answer.get("check")): answer for answer in answers if answer.get("nonce") == nonce}
-        for check in map(str, self.checks):
-            if check not in reports:
+        faults = {str(answer.get("part")): answer.get("fault") for answer in answers if answer.get("nonce") == nonce}
+        for part in map(str, self.reports):
+            if part not in faults:
                 return _no_answer(answers[-1])
-            if fault := reports[check].get("fault"):
-                return f"raised: {str(fault)[:100]}"
+            if faults[part]:
+                return f"raised: {str(faults[part])[:100]}"
         return ""
 
 
@@ -144,6 +144,31 @@ def _answers(stdout: bytes) -> list[dict[str, Any]]:
     if not all(isinstance(answer, dict) for answer in answers):
         raise TypeError("an answer is an object")
     return answers
+
+
+def decoded(data: Any, depth: int = 0) -> Any:
+    """Decode data of the runner's `encoded`; a value that was not plain data becomes an `OtherValue`.
+
+    Raises ValueError, TypeError or ArithmeticError for data that `encoded` never returns.
+    """
+    if depth > MAX_DEPTH:
+        raise ValueError("the value is nested too deep")
+    if not isinstance(data, dict | list):
+        return data
+    ((kind, content),) = data.items() if isinstance(data, dict) else [("list", data)]
+    if kind in COLLECTIONS:
+        return COLLECTIONS[kind](decoded(item, depth + (kind != "dict")) for item in content)
+    return Fraction(*content) if kind == "ratio" else OtherValue(content)
+
+
+class OtherValue:
+    """A value that is not plain data; equal only to itself."""
+
+    def __init__(self, text: object) -> None:
+        self.text = str(text)
+
+    def __repr__(self) -> str:
+        return self.text
 
 
 def _no_answer(answer: Mapping[str, Any]) -> str:
@@ -189,22 +214,13 @@ def read_tests(truth: Any) -> tuple[Case, ...]:
             raise ValueError(f"expected tests of Python programs, got language {shown(truth['language'])}")
         truth = truth["test_cases"]
     if isinstance(truth, Mapping):
-        tests = tuple(_of_columns(truth))
-    elif isinstance(truth, Sequence):
-        tests = tuple(_of_one(test, f"test {i}") for i, test in enumerate(truth))
-    else:
+        inputs, outputs = truth.get("inputs"), truth.get("outputs")
+        if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
+            raise ValueError(f"expected tests with as many inputs as outputs, got {shown(dict(truth))}")
+        truth = [{**truth, "input": before, "output": after} for before, after in zip(inputs, outputs, strict=True)]
+    if not isinstance(truth, Sequence) or not truth:
         raise ValueError(f"expected tests, got {shown(truth)}")
-    if not tests:
-        raise ValueError("expected at least one test, got none")
-    return tests
-
-
-def _of_columns(truth: Mapping[str, Any]) -> Iterator[Case]:
-    inputs, outputs = truth.get("inputs"), truth.get("outputs")
-    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
-        raise ValueError(f"expected tests with as many inputs as outputs, got {shown(dict(truth))}")
-    for test_input, expected in zip(inputs, outputs, strict=True):
-        yield _of_pair(truth, test_input, expected)
+    return tuple(_of_one(test, f"test {i}") for i, test in enumerate(truth))
 
 
 _SCRIPTS = frozenset(("stdin", "stdin_stdout", "standard_input"))
@@ -253,8 +269,8 @@ def _of_fn(name: str, arguments: Any, expected: Any) -> Case:
 def _of_one(test: Any, where: str) -> Case:
     try:
         if isinstance(test, str):
-            checks = read_program(test)
-            return TestProgram(checks[0].source, range(len(checks) + 1), checks[0].imports)
+            parts = read_program(test)
+            return TestProgram(parts[0].ask, tuple(number for part in parts for number in part.reports))
         if isinstance(test, Mapping) and {"input", "output"} <= test.keys():
             return _of_pair(test, test["input"], test["output"])
     except ValueError as error:
@@ -270,11 +286,11 @@ def _of_one(test: Any, where: str) -> Case:
 
 @lru_cache(maxsize=256)
 def read_program(text: str) -> tuple[TestProgram, ...]:
-    """Parse Python code into its checks, each of which is a test; one run of the code makes all of them, in order.
+    """Parse Python code into tests: its assertions outside of functions, or else the whole program up to its end.
 
-    Checks are the statements that hold an assertion or a `raise`, or call a function of the text that does; functions
-    `test...()`; and unittest's cases. Test functions with parameters and classes `Test...` are pytest's: with them,
-    the whole text is one check. Raises ValueError if the text is no Python, or has no check that would ever run.
+    Functions `test...()` and unittest's cases are called at the end, and count as assertions. Test functions with
+    parameters and classes `Test...` are pytest's, which runs the whole text as one test. A program that calls `exit` is
+    one test, too; it also passes by exiting with 0. Raises ValueError if the text is no Python.
     """
     if len(text) > MAX_TEST_CHARACTERS:
         raise ValueError(f"expected a test of at most {MAX_TEST_CHARACTERS} characters, got {len(text)}")
@@ -282,23 +298,40 @@ def read_program(text: str) -> tuple[TestProgram, ...]:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"expected tests, got neither JSON nor Python: {shown(text)}") from error
-    failing = _failing_names(tree)
-    body: list[ast.stmt] = []
-    n = 0
-    for statement in _with_cases(tree.body):
-        is_check = not isinstance(statement, _DEFINITIONS) and _can_fail(statement, failing)
-        body += _reported(statement, n) if is_check else [statement]
-        n += is_check
-    if not n:
-        hint = ": `check` is never called; give {test, entry_point}" if "check" in failing else ""
-        raise ValueError(f"expected a test with `assert` that is run, got {shown(text)}{hint}")
-    body += ast.parse(f"__report__({n})").body  # the last test reaches the end, too
-    program = ast.fix_missing_locations(_Seen().visit(ast.Module(body, [])))
-    source, imports = ast.unparse(program), _imports(program)
-    return tuple(TestProgram(source, range(i, i + 1 + (i == n - 1)), imports) for i in range(n))
+    runs_all = {"unittest.main", "pytest.main", *re.findall(r"from (?:unittest|pytest) import .*\b(main)\b", text)}
+    tree.body = [node for node in tree.body if isinstance(node, _DEFINITIONS) or not _calls(node) & runs_all]
+    called = {name for node in tree.body if not isinstance(node, _DEFINITIONS) for name in _calls(node)}
+    runs = [run for node in tree.body if (run := _run_of(node, called)) is not None]
+    nodes = list(ast.walk(tree))
+    if "" in runs:
+        source = f"from solution import *\nfrom __main__ import seen as __seen__\n{ast.unparse(_Seen().visit(tree))}"
+        tree = ast.parse(_PYTEST.format(source=source))
+    else:
+        tree.body += ast.parse("\n".join(runs)).body
+    exits = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) in _EXITS]
+    for node in exits:
+        node.func = ast.Name("__leave__", ast.Load())
+    aliases = [(node, alias.name) for node in nodes if isinstance(node, _IMPORTS) for alias in node.names]
+    modules = {getattr(node, "module", name) for node, name in aliases if not getattr(node, "level", 0)}
+    attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
+    parts: list[tuple[str, bool]] = []
+    ask = {
+        "test": parts,
+        "imports": sorted(name for name in modules if name.split(".")[0] not in _OURS),
+        "names": sorted({name for _, name in aliases} | {node.attr for node in attributes}),
+        "stored": sorted({node.attr for node in attributes if isinstance(node.ctx, ast.Store)}),
+    }
+    for is_test, group in groupby(_Seen().visit(tree).body, lambda node: isinstance(node, ast.Assert) and not exits):
+        sources = [ast.unparse(ast.fix_missing_locations(node)) for node in group]
+        parts += [(source, True) for source in sources] if is_test else [("\n".join(sources), False)]
+    tests = [i for i, (_, is_test) in enumerate(parts) if is_test] or [len(parts)]
+    return tuple(TestProgram(ask, (i, len(parts)) if i == tests[-1] else (i,)) for i in tests)
 
 
-_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_IMPORTS = (ast.Import, ast.ImportFrom)
+_OURS = ("solution", "__main__", "__future__")
+_EXITS = {"sys.exit", "os._exit", "exit", "quit", "SystemExit"}
 _PYTEST = """
 import os
 import pytest
@@ -309,76 +342,21 @@ assert pytest.main(["-q", "-x", "-c", os.devnull, "--noconftest", "-p", "no:cach
 """
 
 
-def _with_cases(body: list[ast.stmt]) -> list[ast.stmt]:
-    """The statements, followed by calls of the test functions and cases that pytest or unittest would call."""
-    kept = [statement for statement in body if isinstance(statement, _DEFINITIONS) or not _runs_all(statement)]
-    called = {name for statement in kept if not isinstance(statement, _DEFINITIONS) for name in _names(statement)}
-    more = []
-    for node in kept:
-        if isinstance(node, ast.ClassDef) and any(ast.unparse(base).endswith("TestCase") for base in node.bases):
-            run = f"unittest.defaultTestLoader.loadTestsFromTestCase({node.name}).run(unittest.TestResult())"
-            more.append(f"import unittest\nassert (lambda ran: ran.testsRun and ran.wasSuccessful())({run})")
-        elif isinstance(node, _DEFINITIONS[:3]) and node.name.startswith(("test", "Test")) and node.name not in called:
-            if isinstance(node, ast.ClassDef) or node.args.args or node.decorator_list:
-                tests = ast.unparse(_Seen().visit(ast.Module(kept, [])))
-                source = f"from solution import *\nfrom __main__ import seen as __seen__\n{tests}"
-                return ast.parse(_PYTEST.format(source=source)).body
-            run = f"asyncio.run({node.name}())" if isinstance(node, ast.AsyncFunctionDef) else f"{node.name}()"
-            more.append(f"import asyncio\nassert [{run}]" if run.startswith("asyncio") else f"assert [{run}]")
-    return [*kept, *ast.parse("\n".join(more)).body]
+def _calls(node: ast.AST) -> set[str]:
+    return {ast.unparse(part.func) for part in ast.walk(node) if isinstance(part, ast.Call)}
 
 
-def _runs_all(statement: ast.stmt) -> bool:
-    """Whether the statement calls `unittest.main` or `pytest.main`, which end the process."""
-    calls = (ast.unparse(node.func) for node in ast.walk(statement) if isinstance(node, ast.Call))
-    return any(call in ("unittest.main", "pytest.main") for call in calls)
-
-
-def _names(node: ast.AST) -> set[str]:
-    """Names of the functions and methods that the code uses; those that it calls, if it is an assignment."""
-    parts = list(ast.walk(node))
-    if isinstance(node, ast.Assign | ast.AnnAssign):
-        parts = [part.func for part in parts if isinstance(part, ast.Call)]
-    return {part.id for part in parts if isinstance(part, ast.Name)} | {
-        part.attr for part in parts if isinstance(part, ast.Attribute)
-    }
-
-
-def _can_fail(node: ast.AST, failing: set[str]) -> bool:
-    """Whether the code itself holds an assertion or a `raise`, or uses a function that does."""
-    return any(isinstance(part, ast.Assert | ast.Raise) for part in ast.walk(node)) or any(
-        name in failing or name.startswith(("assert", "raises")) for name in _names(node)
-    )
-
-
-def _failing_names(tree: ast.Module) -> set[str]:
-    """Names of the functions of the text that can fail, through others too."""
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    failing: set[str] = set()
-    while more := {node.name for node in functions if node.name not in failing and _can_fail(node, failing)}:
-        failing |= more
-    return failing
-
-
-def _imports(tree: ast.AST) -> tuple[str, ...]:
-    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level}
-    return tuple(sorted(name for name in names if name.split(".")[0] not in ("solution", "__future__", "__main__", "")))
-
-
-def foreign_imports(tests: Sequence[Case]) -> tuple[str, ...]:
-    """The modules outside of the standard library that programs of tests import."""
-    names = {name.split(".")[0] for test in tests if isinstance(test, TestProgram) for name in test.imports}
-    return tuple(sorted(names - sys.stdlib_module_names))
-
-
-def _reported(statement: ast.stmt, check: int) -> list[ast.stmt]:
-    guarded = ast.parse(
-        f"try: pass\nexcept BaseException as __fault__: __report__({check}, __fault__)\nelse: __report__({check})"
-    ).body
-    assert isinstance(guarded[0], ast.Try)
-    guarded[0].body = [statement]
-    return guarded
+def _run_of(node: ast.stmt, called: set[str]) -> str | None:
+    """The assertion that runs a test function or a case; an empty text for a test of pytest's; None for no test."""
+    if isinstance(node, ast.ClassDef) and any(ast.unparse(base).endswith("TestCase") for base in node.bases):
+        run = f"unittest.defaultTestLoader.loadTestsFromTestCase({node.name}).run(unittest.TestResult())"
+        return f"import unittest\nassert (lambda ran: ran.testsRun and ran.wasSuccessful())({run})"
+    if not isinstance(node, _DEFINITIONS) or not node.name.startswith(("test", "Test")) or node.name in called:
+        return None
+    if isinstance(node, ast.ClassDef) or node.args.args or node.decorator_list:
+        return ""
+    is_async = isinstance(node, ast.AsyncFunctionDef)
+    return f"import asyncio\nassert [asyncio.run({node.name}())]" if is_async else f"assert [{node.name}()]"
 
 
 class _Seen(ast.NodeTransformer):
@@ -386,8 +364,8 @@ class _Seen(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
-        is_report = isinstance(node.func, ast.Name) and node.func.id in ("__report__", "super")
-        return node if is_report else _seen(node)
+        is_own = isinstance(node.func, ast.Name) and node.func.id in ("__leave__", "super")
+        return node if is_own else _seen(node)
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
         self.generic_visit(node)
@@ -416,16 +394,13 @@ def alike(value: Any, expected: Any) -> bool:
     Decimals are compared within 1e-6 (relative) or 1e-9 (absolute).
     """
     if isinstance(expected, list):
-        return (
-            isinstance(value, list | tuple)
-            and len(value) == len(expected)
-            and all(alike(item, other) for item, other in zip(value, expected, strict=True))
-        )
+        is_alike = isinstance(value, list | tuple) and len(value) == len(expected)
+        return is_alike and all(alike(item, other) for item, other in zip(value, expected, strict=True))
     if isinstance(expected, Mapping):
-        named = {str(key): item for key, item in value.items()} if isinstance(value, Mapping) else None
-        return (
-            named is not None and named.keys() == expected.keys() and all(alike(named[k], expected[k]) for k in named)
-        )
+        if not isinstance(value, dict):
+            return False
+        named = {str(key): item for key, item in value.items()}
+        return named.keys() == expected.keys() and all(alike(named[key], expected[key]) for key in expected)
     if isinstance(value, float) or isinstance(expected, float):
         return _close(value, expected)
     return bool(value == expected)
