@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from creditflow.data import TrajectoryBatch
 from creditflow.data.table import table_of
 from creditflow.errors import DataError
-from creditflow.plugins.traces import Span, convert, from_otlp_json, read_spans
+from creditflow.plugins.traces import Span, convert, from_json, read_spans
 from creditflow.plugins.traces.conventions.base import ModelCall
 from creditflow.plugins.traces.events import with_calls_apart
 from creditflow.plugins.traces.span_reading import read_span
@@ -145,8 +145,6 @@ def test_too_deeply_nested_values_are_ignored() -> None:
     for _ in range(5000):
         value = {"arrayValue": {"values": [value]}}
     attributes = [{"key": "deep", "value": value}, {"key": "gen_ai.operation.name", "value": {"stringValue": "chat"}}]
-    spans = from_otlp_json(
-        [{"resourceSpans": [{"scopeSpans": [{"spans": [{"spanId": "1", "attributes": attributes}]}]}]}]
-    )
+    spans = from_json([{"resourceSpans": [{"scopeSpans": [{"spans": [{"spanId": "1", "attributes": attributes}]}]}]}])
     assert spans[0].attributes["gen_ai.operation.name"] == "chat"
     assert [left.what for left in convert(spans).left_out] == ["model call"]

@@ -10,7 +10,6 @@ from creditflow.plugins.traces.spans import (
     Span,
     from_agent_lightning,
     from_json,
-    from_otlp_json,
     from_otlp_protobuf,
     from_readable,
 )
@@ -24,7 +23,6 @@ __all__ = [
     "from_agent_lightning",
     "from_chat_log",
     "from_json",
-    "from_otlp_json",
     "from_otlp_protobuf",
     "from_readable",
     "read_spans",

@@ -25,7 +25,7 @@ from typing import Any
 
 from creditflow.errors import DataError
 from creditflow.plugins.traces.messages import choices_of, first_in
-from creditflow.plugins.traces.spans import Reward, Span, items_of, mapping, text_of
+from creditflow.plugins.traces.spans import Reward, Span, Target, items_of, mapping, text_of
 
 _TRAJECTORY = ("trajectory_id", "trace_id", "conversation_id", "session_id")
 
@@ -47,9 +47,8 @@ def from_chat_log(lines: Iterable[Any], where: str = "chat log", *, after: int =
         if not isinstance(line.get("messages", []), list):
             raise DataError(f"{where}: line {number - after}: messages: expected a list of them")
         trajectory_id = next((text_of(line[key]) for key in _TRAJECTORY if line.get(key) is not None), f"line {number}")
-        spans += (
-            call_spans(line, trajectory_id, number) if "request" in line else _conversation(line, trajectory_id, number)
-        )
+        read = call_spans if "request" in line else _conversation
+        spans += read(line, trajectory_id, number)
     return spans
 
 
@@ -58,33 +57,28 @@ _STRIDE = 1 << 32
 
 
 def _conversation(line: Mapping[str, Any], trajectory_id: str, number: int) -> Iterator[Span]:
-    messages = [
-        message if isinstance(message, Mapping) else {"content": message} for message in items_of(line.get("messages"))
-    ]
+    messages = [item if isinstance(item, Mapping) else {"content": item} for item in items_of(line.get("messages"))]
     time, around = number * _STRIDE, f"{number}"
-    rewards = _named(line.get("reward", line.get("rewards")))
-    given = [Reward([(text_of(name), value) for name, value in rewards.items()], [()])] if rewards else []
     answers = [place for place, message in enumerate(messages) if message.get("role") in _ANSWERING]
     rest = len(messages) - (answers[-1] + 1 if answers else 0)
     unread = [(f"line {number}", f"{rest} of its messages come after the last response")] if rest else []
     unread += _unread_rewards(line, number)
     for place, message in enumerate(messages):
         unread += _unread_rewards(message, number, () if place in answers else _REWARDS)
-    yield Span(trajectory_id, around, None, "conversation", time, time + _STRIDE - 1, {}, unread=unread, rewards=given)
+    times, rewards = (time, time + _STRIDE - 1), _rewards(line, ())
+    yield Span(trajectory_id, around, None, "conversation", *times, {}, unread=unread, rewards=rewards)
     so_far = hashlib.sha256()
     for place, message in enumerate(messages):
         so_far.update(_spelled(message) or f"{number}.{place}".encode())
         if place in answers:
-            start = time + 2 * place + 1
-            more = {
+            own = {
                 "gen_ai.input.messages": messages[:place],
                 "gen_ai.output.messages": [message],
                 "creditflow.agent": message.get("name") or "assistant",
                 "gen_ai.request.model": line.get("model"),
                 "gen_ai.response.id": so_far.hexdigest(),
-                **_rewards(message.get("reward", message.get("rewards"))),
             }
-            yield Span(trajectory_id, f"{number}.{place}", around, "chat", start, start + 1, _call_attributes(more))
+            yield _call((trajectory_id, f"{number}.{place}", around), time + 2 * place + 1, own, message)
 
 
 _ANSWERING = ("assistant", "model")
@@ -110,31 +104,37 @@ def call_spans(line: Mapping[str, Any], trajectory_id: str, number: int) -> Iter
         "creditflow.usage": first_in(answer, ("usage", "usageMetadata", "usage_metadata")),
         "prompt_token_ids": answer.get("prompt_token_ids"),
         "creditflow.agent": line.get("agent"),
-        **_rewards(line.get("reward", line.get("rewards"))),
     }
     choices = choices_of(response)
-    time = number * _STRIDE
     for place, choice in enumerate(choices):
-        of_choice = mapping(choice)
         # Several choices share the id of one response. Without an id they do not count as one call recorded twice.
         response_id = first_in(answer, ("id", "responseId", "response_id")) if len(choices) == 1 else None
-        more = {
+        of_choice = {
             "gen_ai.output.messages": [choice],
             "gen_ai.response.id": response_id,
-            "response_token_ids": of_choice.get("token_ids"),
-            "logprobs.content": mapping(of_choice.get("logprobs")).get("content"),
+            "response_token_ids": mapping(choice).get("token_ids"),
+            "logprobs.content": mapping(mapping(choice).get("logprobs")).get("content"),
         }
         unread = list(_unread_rewards(line, number)) if place == 0 else ()
-        attributes = _call_attributes(common | more)
-        yield Span(trajectory_id, f"{number}.{place}", None, "chat", time, time + 1, attributes, unread=unread)
+        yield _call((trajectory_id, f"{number}.{place}", None), number * _STRIDE, common | of_choice, line, *unread)
 
 
-def _call_attributes(call: Mapping[str, Any]) -> dict[str, Any]:
-    return {"gen_ai.operation.name": "chat", **{key: value for key, value in call.items() if value is not None}}
+def _call(
+    ids: tuple[str, str, str | None],
+    time: int,
+    own: Mapping[str, Any],
+    holder: Mapping[str, Any],
+    *unread: tuple[str, str],
+) -> Span:
+    """A call by its trace, its own id and that of its conversation; `holder` has its rewards."""
+    attributes = {"gen_ai.operation.name": "chat", **{key: value for key, value in own.items() if value is not None}}
+    return Span(*ids, "chat", time, time + 1, attributes, unread=unread, rewards=_rewards(holder))
 
 
-def _rewards(rewards: Any) -> dict[str, Any]:
-    return {f"creditflow.reward.{text_of(name)}": value for name, value in _named(rewards).items()}
+def _rewards(holder: Mapping[str, Any], *links: Target) -> list[Reward]:
+    rewards = holder.get("reward", holder.get("rewards"))
+    named = rewards if isinstance(rewards, Mapping) else {} if rewards is None else {"reward": rewards}
+    return [Reward([(text_of(name), value) for name, value in named.items()], list(links))] if named else []
 
 
 _REWARDS = ("reward", "rewards")
@@ -148,9 +148,3 @@ def _unread_rewards(holder: Mapping[str, Any], number: int, more: Sequence[str] 
             yield f"line {number}: {key}", "it is not read as a reward: name it `reward`"
         elif key in more and holder[key] is not None:
             yield f"line {number}: {key}", "it is given to a message that is no response"
-
-
-def _named(rewards: Any) -> Mapping[Any, Any]:
-    if rewards is None:
-        return {}
-    return rewards if isinstance(rewards, Mapping) else {"reward": rewards}

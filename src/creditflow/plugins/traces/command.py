@@ -44,31 +44,16 @@ def convert(
     ],
     *,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The Parquet file to write.")],
-    agent_match: Annotated[
-        str, typer.Option(metavar="REGEX", help="Keep only calls of agents that match; default: all.")
-    ] = "",
+    agent_match: Annotated[str, typer.Option(metavar="REGEX", help="Keep only calls of agents that match.")] = "",
     outcome: Annotated[str, typer.Option(metavar="NAME", help="The reward to use as the outcome.")] = "",
     range: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=LOW:HIGH", help="The range of a reward; may be repeated; default: 0:1."),
+        list[str] | None, typer.Option(metavar="NAME=LOW:HIGH", help="A reward's range; else 0:1.")
     ] = None,
-    trajectory_by: Annotated[
-        str, typer.Option(metavar="KEY", help="The attribute that identifies a trajectory; default: the trace.")
-    ] = "",
-    uid_by: Annotated[
-        str, typer.Option(metavar="KEY", help="The attribute that identifies the task; default: the first prompt.")
-    ] = "",
-    tokenizer: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Tokenizer for steps without token ids in the trace.")
-    ] = None,
-    left_out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Also write the records that are no step and no reward, as JSON."),
-    ] = None,
-    credit: Annotated[
-        Path | None,
-        typer.Option(metavar="RUN", help="Also assign credit and write a run, for why, recredit, report and view."),
-    ] = None,
+    trajectory_by: Annotated[str, typer.Option(metavar="KEY", help="Trajectory attribute; else the trace.")] = "",
+    uid_by: Annotated[str, typer.Option(metavar="KEY", help="Task attribute; else the first prompt.")] = "",
+    tokenizer: Annotated[Path | None, typer.Option(metavar="FOLDER", help="For steps without token ids.")] = None,
+    left_out: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the left-out records.")] = None,
+    credit: Annotated[Path | None, typer.Option(metavar="RUN", help="Also assign credit and write a run.")] = None,
 ) -> None:
     """Turn traces of other systems into trajectories.
 

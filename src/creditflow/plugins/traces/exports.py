@@ -27,7 +27,7 @@ from creditflow.plugins.traces.spans import (
 Record = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Export:
     """The form in which a product writes its spans and scores as JSON."""
 
@@ -89,11 +89,8 @@ def _lightning_read(records: Sequence[Record], lost: Lost) -> Iterator[Span]:
             yield _score("reward", value, None, trace, call_id if number < len(values) else "", time)
 
 
-LIGHTNING = Export(
-    name="Agent Lightning 1.0",
-    has=lambda record: record.keys() >= {"event_type", "rollout_id", "data"},
-    read=_lightning_read,
-)
+_LIGHTNING_EVENT = frozenset(("event_type", "rollout_id", "data"))
+LIGHTNING = Export("Agent Lightning 1.0", lambda record: record.keys() >= _LIGHTNING_EVENT, _lightning_read)
 
 
 # Langfuse's scores, as its SDK posts them since version 5. Its spans go over OTLP.
@@ -109,12 +106,11 @@ def _langfuse_read(records: Sequence[Record], lost: Lost) -> Iterator[Span]:
             lost.append((f"score {name}", "it belongs to a session, not to a trace"))
 
 
-LANGFUSE = Export(
-    name="Langfuse",
-    has=lambda record: {"name", "value"} <= record.keys() and not record.keys().isdisjoint(("traceId", "sessionId")),
-    read=_langfuse_read,
-    lists=("data",),
-)
+def _is_langfuse(record: Record) -> bool:
+    return {"name", "value"} <= record.keys() and not record.keys().isdisjoint(("traceId", "sessionId"))
+
+
+LANGFUSE = Export("Langfuse", _is_langfuse, _langfuse_read, ("data",))
 
 
 # LangSmith's runs and feedback, as its client posts them.
@@ -150,14 +146,11 @@ def _langsmith_read(records: Sequence[Record], lost: Lost) -> Iterator[Span]:
         yield _span(run.get("trace_id") or run["id"], ids, run.get("name"), times, attributes, run.get("error"))
 
 
-LANGSMITH = Export(
-    name="LangSmith",
-    has=lambda record: (
-        ("id" in record and not record.keys().isdisjoint(("run_type", "dotted_order"))) or _is_feedback(record)
-    ),
-    read=_langsmith_read,
-    lists=("post", "patch", "runs"),
-)
+def _is_langsmith(record: Record) -> bool:
+    return ("id" in record and not record.keys().isdisjoint(("run_type", "dotted_order"))) or _is_feedback(record)
+
+
+LANGSMITH = Export("LangSmith", _is_langsmith, _langsmith_read, ("post", "patch", "runs"))
 
 
 # MLflow's traces with their assessments, as `Trace.to_dict` and `to_json` write them.
@@ -183,12 +176,11 @@ def _mlflow_read(records: Sequence[Record], lost: Lost) -> Iterator[Span]:
                 yield _score(name, feedback.get("value"), None, trace, id_of(assessment.get("span_id")), time)
 
 
-MLFLOW = Export(
-    name="MLflow",
-    has=lambda record: isinstance(record.get("info"), Mapping) and "spans" in mapping(record.get("data")),
-    read=_mlflow_read,
-    lists=("traces",),
-)
+def _is_mlflow(record: Record) -> bool:
+    return isinstance(record.get("info"), Mapping) and "spans" in mapping(record.get("data"))
+
+
+MLFLOW = Export("MLflow", _is_mlflow, _mlflow_read, ("traces",))
 
 
 # Phoenix's spans and annotations, as its REST API returns them.
@@ -220,14 +212,11 @@ def _phoenix_read(records: Sequence[Record], lost: Lost) -> Iterator[Span]:
         yield span
 
 
-PHOENIX = Export(
-    name="Phoenix",
-    has=lambda record: (
-        ("span_kind" in record and "trace_id" in mapping(record.get("context"))) or _is_annotation(record)
-    ),
-    read=_phoenix_read,
-    lists=("data",),
-)
+def _is_phoenix(record: Record) -> bool:
+    return ("span_kind" in record and "trace_id" in mapping(record.get("context"))) or _is_annotation(record)
+
+
+PHOENIX = Export("Phoenix", _is_phoenix, _phoenix_read, ("data",))
 
 
 EXPORTS = (LIGHTNING, LANGFUSE, LANGSMITH, MLFLOW, PHOENIX)

@@ -181,10 +181,8 @@ def _repeated(trajectory_spans: TrajectorySpans, able: Mapping[int, ModelCall]) 
     are_mixed = len({(call.scope, call.source) for call in able.values()}) > 1
     earlier: dict[tuple[str, str], list[int]] = {}
     """Response id, or text, to the calls that have it."""
-    first_of: dict[int, int] = {}
-    """Call to the first record of the same call."""
     records_of: dict[int, list[int]] = {}
-    """First record to all records of the same call."""
+    """Call to all records of the same call."""
     shared = 0
     for at in tree.order:
         if at not in able:
@@ -197,22 +195,24 @@ def _repeated(trajectory_spans: TrajectorySpans, able: Mapping[int, ModelCall]) 
         for key in keys:
             candidates += earlier.setdefault(key, [])[-_LOOKED_BACK:]
         for other in candidates:
-            records = records_of[first_of[other]]
+            records = records_of[other]
             if _is_same(call, able[other], is_nested=other == outer) or (
                 are_mixed and _is_beside(trajectory_spans, at, other, [able[record] for record in records])
             ):
                 break
         else:
-            records = records_of[at] = []
+            records = []
             shared += bool(call.response_id and earlier["id", call.response_id])
         records.append(at)
-        first_of[at] = records[0]
+        records_of[at] = records
         for key in keys:
             earlier[key].append(at)
     same_as = {}
-    for records in records_of.values():
-        fullest = max(records, key=lambda at: able[at].fullness)  # among equals the first
-        same_as.update({at: fullest for at in records if at != fullest})
+    for at, records in records_of.items():
+        if len(records) > 1:
+            fullest = max(records, key=lambda record: able[record].fullness)  # among equals the first
+            if at != fullest:
+                same_as[at] = fullest
     return same_as, shared
 
 

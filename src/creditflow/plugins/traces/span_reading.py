@@ -6,12 +6,13 @@ Traces come from other programs, so values of an unexpected form are ignored.
 from __future__ import annotations
 
 import re
+import sys
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cache, lru_cache
 from itertools import islice, repeat
-from operator import itemgetter
+from operator import countOf, itemgetter
 from typing import Any, Literal
 
 from creditflow.data import Message
@@ -61,12 +62,12 @@ def _kind(span: Span, names: _AttributeNames) -> AgentSpan | Literal["call"] | N
     """
     attributes, is_like_call = span.attributes, False
     if not names.has(attributes, "not_calls"):
-        kinds = [attributes[key] for key in names.present["kinds"]]
+        kinds = [attributes[key] for key in names.present["kinds"]] if names.present["kinds"] else ()
         is_like_call = names.like_call and not (kinds and any(kind not in _NO_KIND for kind in kinds))
         has_content = names.spread or names.first(attributes, "response_ids") is not None
         # Some tracers also put an agent's first and last message on the agent's span, as for a call.
         is_content = has_content and "AGENT" not in kinds and "agent" not in kinds
-        if names.has(attributes, "calls") or is_content or (is_like_call and names.has_model_and_messages):
+        if is_content or names.has(attributes, "calls") or (is_like_call and names.has_model_and_messages):
             return "call"
     if name := _agent_name(span, names):
         return AgentSpan(name)
@@ -156,12 +157,11 @@ class _AttributeNames:
         self.gives_rewards = bool(self.reward_readers or self.like_rewards)
         """Whether the span may give rewards, whatever its kind."""
 
-    def first(self, attributes: Mapping[str, Any], *names: str) -> Any:
-        """The first value that is not None of the attributes in these fields."""
-        for name in names:
-            for key in self.present[name]:
-                if (value := attributes.get(key)) is not None:
-                    return value
+    def first(self, attributes: Mapping[str, Any], name: str) -> Any:
+        """The first value that is not None of the attributes in a field."""
+        for key in self.present[name]:
+            if (value := attributes.get(key)) is not None:
+                return value
         return None
 
     def has(self, attributes: Mapping[str, Any], name: str) -> bool:
@@ -432,11 +432,17 @@ def _token_ids(value: Any) -> tuple[int, ...]:
     value = json_of(value)
     if not isinstance(value, LIST_TYPES) or not value:
         return ()
+    ids = tuple(value[0] if isinstance(value[0], LIST_TYPES) else value)
     try:
-        ids = array("i", value[0] if isinstance(value[0], LIST_TYPES) else value)
-    except (TypeError, OverflowError):
+        # All are from 0 to 2^31 - 1 if no unsigned 32-bit value has its highest bit. This takes half the time of `min`
+        # and `max`, and traces have more token ids than anything else.
+        are_ids = countOf(map(type, ids), int) == len(ids) and array("I", ids).tobytes()[_HIGHEST::4].isascii()
+    except OverflowError:
         return ()
-    return tuple(ids) if min(ids, default=0) >= 0 else ()
+    return ids if are_ids else ()
+
+
+_HIGHEST = 3 if sys.byteorder == "little" else 0
 
 
 def _logprobs(value: Any) -> tuple[float, ...]:
@@ -453,8 +459,9 @@ def _logprobs(value: Any) -> tuple[float, ...]:
 
 
 def _agent_node(attributes: Mapping[str, Any], names: _AttributeNames) -> str:
-    readers = _values("agent_node") if names.present["agent_attributes"] else ()
-    return next((name for read in readers if (name := read(attributes))), "")
+    if not names.present["agent_attributes"]:
+        return ""
+    return next((name for read in _values("agent_node") if (name := read(attributes))), "")
 
 
 _TEAM_ID = re.compile(r"_[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")

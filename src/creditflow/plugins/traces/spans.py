@@ -202,33 +202,13 @@ _NOT_READ = (
 def from_json(values: Iterable[Any], where: str = "spans") -> list[Span]:
     """Read spans from JSON values, or lists of them, in OTLP or Agent Lightning's form.
 
-    Raises DataError for other values; its message begins with `where`.
+    Log records that name a span become its events, even from another message. `gen_ai.*` records whose span is missing
+    become a new span. Raises DataError for other values; its message begins with `where`.
     """
     objects = expect_spans(values, where)
-    of_lightning = from_agent_lightning(record for record in objects if "span_id" in record)
-    return _otlp((record for record in objects if "span_id" not in record), of_lightning)
-
-
-# ---- OTLP ----------------------------------------------------------------------------------------------------------
-
-
-def from_otlp_json(messages: Iterable[Mapping[str, Any]]) -> list[Span]:
-    """Read spans from OTLP messages in JSON form.
-
-    Log records that name a span become its events, even from another message. `gen_ai.*` records whose span is missing
-    become a new span.
-    """
-    return _otlp(messages, [])
-
-
-Lost = list[tuple[str, str]]
-"""Place and reason of each record of a file that could not be read."""
-
-
-def _otlp(messages: Iterable[Mapping[str, Any]], others: list[Span]) -> list[Span]:
-    """The spans of OTLP messages after `others`, with the log records of both as events."""
-    spans, logs, lost = others, list[Span](), Lost()
-    for message in messages:
+    spans = from_agent_lightning(record for record in objects if "span_id" in record)
+    logs, lost = list[Span](), Lost()
+    for message in (record for record in objects if "span_id" not in record):
         spans += [_from_otlp(*record) for record in _records(message, _SPAN_KEYS, lost)]
         logs += [_from_log(*record) for record in _records(message, _LOG_KEYS, lost)]
     if lost:
@@ -246,6 +226,13 @@ def _otlp(messages: Iterable[Mapping[str, Any]], others: list[Span]) -> list[Spa
             known.add((id(span), repr(event)))
             span.events.append(event)
     return spans
+
+
+# ---- OTLP ----------------------------------------------------------------------------------------------------------
+
+
+Lost = list[tuple[str, str]]
+"""Place and reason of each record of a file that could not be read."""
 
 
 _SPAN_KEYS = ("resourceSpans", "scopeSpans", "spans")
@@ -310,22 +297,14 @@ def is_of_models(event: SpanEvent) -> bool:
 
 
 def _from_otlp(raw: Mapping[str, Any], resource: Mapping[str, Any], scope: str) -> Span:
-    status = mapping(raw.get("status"))
-    failed = status.get("code") in (2, "STATUS_CODE_ERROR")
-    return Span(
-        id_of(raw.get("traceId")),
-        id_of(raw.get("spanId")),
-        id_of(raw.get("parentSpanId")) or None,
-        text_of(raw.get("name")),
-        time_of(raw.get("startTimeUnixNano")),
-        time_of(raw.get("endTimeUnixNano")),
-        _attributes(raw.get("attributes")),
-        [_otlp_event(event) for event in _objects(raw.get("events"))],
-        [Link(id_of(link.get("traceId")), id_of(link.get("spanId"))) for link in _objects(raw.get("links"))],
-        error=text_of(status.get("message") or "error") if failed else "",
-        resource=resource,
-        scope=scope,
-    )
+    get, status = raw.get, mapping(raw.get("status"))
+    ids = id_of(get("traceId")), id_of(get("spanId")), id_of(get("parentSpanId")) or None
+    times = time_of(get("startTimeUnixNano")), time_of(get("endTimeUnixNano"))
+    events = [_otlp_event(event) for event in _objects(get("events"))]
+    links = [Link(id_of(link.get("traceId")), id_of(link.get("spanId"))) for link in _objects(get("links"))]
+    error = text_of(status.get("message") or "error") if status.get("code") in (2, "STATUS_CODE_ERROR") else ""
+    values = _attributes(get("attributes"))
+    return Span(*ids, text_of(get("name")), *times, values, events, links, error, resource, scope=scope)
 
 
 def from_readable(spans: Sequence[Any], logs: Sequence[Any] = ()) -> list[Span]:
@@ -339,7 +318,8 @@ def from_readable(spans: Sequence[Any], logs: Sequence[Any] = ()) -> list[Span]:
         from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
     except ModuleNotFoundError as error:
         raise InputError(_MISSING) from error
-    return from_otlp_json([MessageToDict(encode_spans(spans)), MessageToDict(encode_logs(logs))])
+    messages = [MessageToDict(encode_spans(spans)), MessageToDict(encode_logs(logs))]
+    return from_json(message for message in messages if message)
 
 
 _MISSING = "OTLP needs opentelemetry-exporter-otlp-proto-common: pip install 'creditflow[traces]'"
@@ -352,7 +332,7 @@ def from_otlp_protobuf(data: bytes) -> list[Span]:
     messages, each after its length in four bytes, as collectors write them to files. Raises DataError for other bytes,
     InputError if opentelemetry-proto is not installed.
     """
-    return from_otlp_json(protobuf_messages(data, "spans"))
+    return from_json(protobuf_messages(data, "spans"))
 
 
 def protobuf_messages(data: bytes, where: str) -> list[dict[str, Any]]:
@@ -492,22 +472,22 @@ def _of_agent_lightning(get: Callable[[str], Any]) -> Span:
     rollout, attempt, trace_id = get("rollout_id"), get("attempt_id"), text_of(get("trace_id"))
     trace = f"{text_of(rollout)}/{text_of(attempt)}" if rollout and attempt else text_of(rollout or attempt or trace_id)
     status, resource = _plain(get("status")), _plain(get("resource"))
-    events = [_plain(event).get for event in items_of(get("events"))]
-    links = [_plain(_plain(link).get("context")).get for link in items_of(get("links"))]
-    return Span(
-        trace,
-        text_of(get("span_id")),
-        text_of(get("parent_id") or None) or None,
-        text_of(get("name")),
-        nanoseconds(get("start_time")),
-        nanoseconds(get("end_time")),
-        _plain(get("attributes")),
-        [SpanEvent(text_of(event("name")), _plain(event("attributes"))) for event in events],
-        [Link(text_of(link("trace_id")), text_of(link("span_id"))) for link in links],
-        text_of(status.get("description") or "error") if status.get("status_code") == "ERROR" else "",
-        _plain(resource.get("attributes")),
-        trace_id,
-    )
+    ids = trace, text_of(get("span_id")), text_of(get("parent_id") or None) or None
+    times = nanoseconds(get("start_time")), nanoseconds(get("end_time"))
+    events = [_event(_plain(event)) for event in items_of(raw)] if (raw := get("events")) else []
+    links = [_link(_plain(link)) for link in items_of(raw)] if (raw := get("links")) else []
+    error = text_of(status.get("description") or "error") if status.get("status_code") == "ERROR" else ""
+    values, of_resource = _plain(get("attributes")), _plain(resource.get("attributes"))
+    return Span(*ids, text_of(get("name")), *times, values, events, links, error, of_resource, trace_id)
+
+
+def _event(raw: Mapping[str, Any]) -> SpanEvent:
+    return SpanEvent(text_of(raw.get("name")), _plain(raw.get("attributes")))
+
+
+def _link(raw: Mapping[str, Any]) -> Link:
+    context = _plain(raw.get("context"))
+    return Link(text_of(context.get("trace_id")), text_of(context.get("span_id")))
 
 
 def _plain(value: Any) -> Mapping[str, Any]:
