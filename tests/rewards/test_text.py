@@ -122,6 +122,8 @@ def test_exact_match(text, truth, expected):
         ("The answer is 72. I am 100% sure.", "72", 1.0),
         ("\\boxed{72} of 80", "72", 1.0),
         ("\uff11\uff0c\uff10\uff18\uff10\uff0e\uff15", "1080.5", 1.0),
+        ("Total: \u20b91,00,000", "100000", 1.0),
+        ("2,00,000", "1,00,000", 0.0),
     ],
 )
 def test_numeric_match(text, truth, expected):

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from fractions import Fraction
 from functools import cache, lru_cache
-from types import ModuleType
+from importlib import import_module
 from typing import Any
 
 from creditflow.data import Score
@@ -91,12 +91,7 @@ def _limited(function: Callable[..., bool], answers: tuple[Answer, ...], seconds
         return function(*answers)
 
 
-@cache
-def _library() -> ModuleType:
-    from creditflow.rewards.support import equality
-
-    equality.same(Answer("expression", "3x^2+4y^2=12"), Answer("expression", r"\frac{x^2}{4}+\frac{y^2}{\sqrt{9}}=1"))
-    return equality
+_library: Any = cache(lambda: import_module("creditflow.rewards.support.equality"))
 
 
 def _has_value(answer: Answer) -> bool:
@@ -108,11 +103,11 @@ def _has_value(answer: Answer) -> bool:
 
 def _same(answer: Answer, truth: Answer) -> bool:
     kinds = {answer.kind, truth.kind}
-    if kinds == {"ordered"}:
-        return (answer.text[0], answer.text[-1]) == (truth.text[0], truth.text[-1]) and _pairwise(answer, truth)
-    if kinds == {"set", "ordered"}:  # a point without its brackets, or by its coordinates
-        bare = answer.text[0] != "\\" if truth.kind == "ordered" else all("=" in part.text for part in truth.parts)
-        return bare and _pairwise(answer, truth)
+    if "ordered" in kinds and kinds <= {"set", "ordered"}:  # also a point without brackets, or by its coordinates
+        ends = {side.text[0] + side.text[-1] for side in (answer, truth) if side.kind == "ordered"}
+        is_point = truth.kind == "ordered" or all("=" in part.text for part in truth.parts)
+        is_alike = len(ends) == 1 and is_point and answer.text[0] != "\\"
+        return is_alike and len(answer.parts) == len(truth.parts) and all(map(_same_part, answer.parts, truth.parts))
     if kinds != {"set"} and "set" in kinds and None not in (answer.number, truth.number):  # a decimal comma
         return answer.number == truth.number
     if "set" in kinds:
@@ -120,10 +115,6 @@ def _same(answer: Answer, truth: Answer) -> bool:
         matches = [[_same_part(part, other) for other in others] for part in some]
         return bool(some) and all(map(any, matches)) and all(map(any, zip(*matches, strict=True)))
     return answer == truth if "words" in kinds else _same_quantity(answer, truth)  # also an interval and an inequality
-
-
-def _pairwise(answer: Answer, truth: Answer) -> bool:
-    return len(answer.parts) == len(truth.parts) and all(map(_same_part, answer.parts, truth.parts))
 
 
 def _same_part(part: Answer, other: Answer) -> bool:

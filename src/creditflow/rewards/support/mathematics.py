@@ -12,7 +12,8 @@ import unicodedata
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, lru_cache
-from itertools import pairwise
+from importlib import import_module
+from itertools import accumulate
 from typing import Any, Literal
 
 from creditflow.rewards.support.text import as_ascii
@@ -52,11 +53,13 @@ def read(text: str) -> Answer | None:
     """Parse an answer; None if it is empty, too long or too deep, or has numbers too large."""
     if len(text := text.strip()) > MAX_CHARACTERS:
         return None
-    text = tidy(re.sub(r"[^\D0-9]", lambda digit: str(int(digit[0])), as_ascii(text)))
+    text = tidy(text)
     return _read(text) if any(map(str.isalnum, text)) and not _is_large(text) else None
 
 
-_LARGE = re.compile(r"\^[{(]{0,4}[-+]?\d{5}|\d{5}!|!!!|\d[eE][-+]?\d{4}|\^[^{}()]\^")
+_LARGE = re.compile(
+    r"\^[{(]{0,4}[-+]?\d{5}|\d{5}!|!!!|\d[eE][-+]?\d{4}|\^[^{}()]\^|\^[{(][^{}()]{0,99}\^[{(][^{}()]{0,99}\^"
+)
 # the library evaluates these commands while it parses, before `equality` can measure their numbers
 _EVALUATED = re.compile(r"vmatrix|\\(?:det|gcd|lcm)(?![a-zA-Z])|rank")
 
@@ -64,15 +67,9 @@ _EVALUATED = re.compile(r"vmatrix|\\(?:det|gcd|lcm)(?![a-zA-Z])|rank")
 def _is_large(text: str) -> bool:
     """Whether brackets are too deep, exponents three high, or an exponent or factorial has five digits."""
     text = "".join(text.split())
-    opened: list[bool] = []  # for each open bracket, whether it is an exponent
-    for previous, character in pairwise(f" {text}"):
-        if character in "([{":
-            opened.append(previous == "^")
-        elif character in ")]}":
-            opened = opened[:-1]
-        if len(opened) > MAX_DEPTH or (character == "^" and sum(opened) > 1):
-            return True
-    return bool(_LARGE.search(text) or (_EVALUATED.search(text) and re.search(r"[\^!]", text)))
+    depths = accumulate((character in "([{") - (character in ")]}") for character in text)
+    is_evaluated = _EVALUATED.search(text) and re.search(r"[\^!]", text)
+    return max(depths) > MAX_DEPTH or bool(_LARGE.search(text) or is_evaluated)
 
 
 # Tidying
@@ -80,70 +77,57 @@ def _is_large(text: str) -> bool:
 _DOLLAR = "\uff04"  # a dollar sign for money, so that those around formulas can be removed
 _SYMBOLS = str.maketrans({
     "\u00b7": "\\cdot ", "\u00d7": "\\times ", "\u221e": "\\infty ", "\u00b1": "\\pm ", "\u03c0": "\\pi ",
-    "\u2205": "\\emptyset ", "\u00b0": " degrees ",
+    "\u2205": "\\emptyset ", "\u00b0": " degrees ", "\u221a": "\\sqrt ",
 })  # fmt: skip
 _MULTIPLES = (("hundred", 2), ("thousand", 3), ("million", 6), ("billion", 9), ("trillion", 12))
 _FUNCTIONS = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|log|ln|exp|pi|infty|sqrt"
 _SPACE = r"(?:(?<!\\)\\[,;:! ]|~|[\s\x00])"
-
-
-def _decomposed(match: re.Match[str]) -> str:
-    return as_ascii(unicodedata.normalize("NFKC", match[0]))
-
-
-_REWRITES: tuple[tuple[re.Pattern[str], Any], ...] = tuple(
-    (re.compile(pattern, re.DOTALL), by)
-    for pattern, by in (
-        (r"(?<!\\)\\\\(?=[a-zA-Z])(?!.*\\end)", r"\\"),
-        ("[\u207b\u207a]?[\u2070\u00b9\u00b2\u00b3\u2074-\u2079]{1,5}", lambda digits: f"^{{{_decomposed(digits)}}}"),
-        ("[\u00bc-\u00be\u2150-\u215e]", lambda fraction: f" {_decomposed(fraction)}"),
-        (r"(?<!\\)\\(?:[()\[\]]|(?:(?:text|display)style|limits|hline)(?![a-zA-Z])|q?quad)", " "),
-        (r"\\\\(?![a-zA-Z])\s?(?:\[[^\[\]]{0,12}\])?\s?[,;:]?", r"\\\\ "),
-        (r"\\(?:left|right|[bB]igg?[lr]?)(?=[\s()\[\].|\\])\s?\.?", ""),
-        (r"\\(begin|end) ?\{(?:(?:small|[bBp])?matrix\*?|array)\}(?:\[[a-z]\]| ?\{[lcr| ]{1,40}\})?", r"\\\1{pmatrix}"),
-        (r"\\begin\s?\{cases\}(.*)\\end\s?\{cases\}", lambda rows: rows[1].replace("\\\\", ",")),
-        (r"\\(?:varnothing|empty)(?![a-zA-Z])|\\\{\s?\\\}", r"\\emptyset "),
-        (r"\^\s?\{?\s?\\circ(?![a-zA-Z])\s?\}?|\\degree(?![a-zA-Z])", " degrees "),
-        (r"(?<=[0-9])\.\.\.|\\dots(?![a-zA-Z])", r"\\ldots "),
-        (r"(?i)(?<![a-z])([ap])\.\s?m\.?(?![a-z])", r"\1m"),
-        (r"(?i)(?<![\\a-z])(?:per\s?cent(?:age)?|pct)(?![a-z])|\\%", "%"),
-        (r"\*\*", "^"),
-        (r"(?<=[0-9])\s{0,3}(?:\{,\}|(?<!\\)\\!,|,(?<!\\)\\!)\s{0,3}(?=[0-9]{3})", ","),
-        (r"\u221a\s?(?=\()", r"\\sqrt"),
-        (r"\u221a\s?(\w{1,20})", r"\\sqrt{\1}"),
-        (rf"(?<![\\a-zA-Z])({_FUNCTIONS})(?![a-zA-Z])", r"\\\1 "),
-        (r"\\sqrt\s?\(((?:[^()]|\([^()]*\))*)\)", r"\\sqrt{\1}"),  # the library ends it at the first bracket
-        (r"\^\s?(-\s?\w{1,20})", r"^{\1}"),
-        (r"([0-9])[eE]([-+]?[0-9]{1,3})(?![\w.])", r"\1 \\times 10^{\2}"),
-        (r"\\(?:text(?:rm|bf|it|normal)?|math(?:rm|bf|it)|operatorname|mbox|rm)\s?\{([^{}]{0,200})\}", r" \1 "),
-        *((rf"(?i)(?<=[\d}}])\s?{word}(?![a-z])", rf" \\cdot 10^{{{power}}}") for word, power in _MULTIPLES),
-        (rf"(?<![\d.,^{{])\d{{1,3}}(?:{_SPACE}\d{{3}}){{1,20}}(?!\d|\s?/)", lambda match: re.sub(r"\D", "", match[0])),
-        (rf"{_SPACE}+", " "),
-        (r"\A\s?[a-zA-Z]\s?(?:\\in(?![a-zA-Z])|\u2208)", ""),
-    )
-)  # fmt: skip
+_REWRITES: tuple[tuple[str, Any], ...] = (
+    (r"(?<!\\)\\\\(?=[a-zA-Z])(?!.*\\end)", r"\\"),
+    (r"(?<!\\)\\(?:[()\[\]]|(?:(?:text|display)style|limits|hline)(?![a-zA-Z])|q?quad)", " "),
+    (r"\\\\(?![a-zA-Z])\s?(?:\[[^\[\]]{0,12}\])?\s?[,;:]?", r"\\\\ "),
+    (r"\\(?:left|right|[bB]igg?[lr]?)(?=[\s()\[\].|\\])\s?\.?", ""),
+    (r"\\(begin|end) ?\{(?:(?:small|[bBp])?matrix\*?|array)\}(?:\[[a-z]\]| ?\{[lcr| ]{1,40}\})?", r"\\\1{pmatrix}"),
+    (r"\\begin\s?\{cases\}(.*)\\end\s?\{cases\}", lambda rows: rows[1].replace("\\\\", ",")),
+    (r"\\(?:varnothing|empty)(?![a-zA-Z])|\\\{\s?\\\}", r"\\emptyset "),
+    (r"\^\s?\{?\s?\\circ(?![a-zA-Z])\s?\}?|\\degree(?![a-zA-Z])", " degrees "),
+    (r"(?<=\d)\.\.\.|\\dots(?![a-zA-Z])", r"\\ldots "),
+    (r"(?i)(?<![a-z])([ap])\.\s?m\.?(?![a-z])", r"\1m"),
+    (r"(?i)(?<![\\a-z])(?:per\s?cent(?:age)?|pct)(?![a-z])|\\%", "%"),
+    (r"\*\*", "^"),
+    (r"(?<=\d)\s{0,3}(?:\{,\}|(?<!\\)\\!,|,(?<!\\)\\!)\s{0,3}(?=\d{3})", ","),
+    (r"\{([:=<>+*/-])\}", r"\1"),
+    (rf"(?<![\\a-zA-Z])({_FUNCTIONS})(?![a-zA-Z])", r"\\\1 "),
+    (r"\\sqrt\s?\(((?:[^()]|\([^()]*\))*)\)", r"\\sqrt{\1}"),  # the library ends it at the first bracket
+    (r"\\sqrt\s(\d{1,20}|\w)", r"\\sqrt{\1}"),
+    (r"\^\s?(-\s?\w{1,20})", r"^{\1}"),
+    (r"\\(?:text(?:rm|bf|it|normal)?|math(?:rm|bf|it)|operatorname|mbox|rm)\s?\{([^{}]{0,200})\}", r" \1 "),
+    *((rf"(?i)(?<=[\d}}])\s?{word}(?![a-z])", rf" \\cdot 10^{{{power}}}") for word, power in _MULTIPLES),
+    (rf"(?<![\d.,^{{])\d{{1,3}}(?:{_SPACE}\d{{3}}){{1,20}}(?!\d|\s?/)", lambda groups: re.sub(r"\D", "", groups[0])),
+    (rf"{_SPACE}+", " "),
+    (r"\A\s?[a-zA-Z]\s?(?:\\in(?![a-zA-Z])|\u2208)", ""),
+)
 
 
 def tidy(text: str) -> str:
     """Normalize delimiters, spaces, sizes and fonts, which do not change the answer, and write symbols as LaTeX."""
-    text = text.strip("`* \n").replace("\\$", _DOLLAR)
+    text = re.sub("([\u207a\u207b]?[\u2070\u00b9\u00b2\u00b3\u2074-\u2079]{1,5})", r"^{\1}", text.strip("`* \n"))
+    text = as_ascii(unicodedata.normalize("NFKC", re.sub("([\u00bc-\u00be\u2150-\u215e])", r" \1", text)))
+    text = re.sub(r"[^\D0-9]", lambda digit: str(int(digit[0])), text.replace("\\$", _DOLLAR))
     text = text.replace("$", _DOLLAR if text.count("$") == 1 and _DOLLAR not in text else "").translate(_SYMBOLS)
     for pattern, by in _REWRITES:
-        text = pattern.sub(by, text)
+        text = re.sub(pattern, by, text, flags=re.DOTALL)
     return text.strip().rstrip(" .;,")
 
 
 # Taking apart
 
-_TOKEN = re.compile(
-    r"(?P<opens>\\begin(?![a-zA-Z])|[(\[{])|(?P<closes>\\end(?![a-zA-Z])|[)\]}])"
-    r"|(?<![\\a-zA-Z])(?:or|and)(?![a-z])|[,;]"
-)
+_TOKEN = re.compile(r"(?P<opens>\\begin\b|[(\[{])|(?P<closes>\\end\b|[)\]}])|(?<![\\a-zA-Z])(?:or|and)(?![a-z])|[,;]")
 _LETTER = r"[^\W\d_\u0370-\u03ff\u2100-\u214f]"  # Greek letters and characters such as \u211d are mathematical symbols
-_OTHER_SCRIPT = re.compile(r"[^\W\d_a-zA-Z\u0370-\u03ff\u2100-\u214f]")
+_OTHER_SCRIPT = r"[^\W\d_a-zA-Z\u0370-\u03ff\u2100-\u214f]"
 _BRACKETS = {"\\{\\}", "{}", *(opens + closes for opens in "([" for closes in ")]")}
 _COMMA_GROUPS = re.compile(r"(?<![0-9.,(\[])[1-9][0-9]{0,2}(?:,[0-9]{3}){1,20}(?![0-9]|,[0-9])")
-_DECIMAL_COMMA = re.compile(r"(-?[0-9]{1,20}),([0-9]{2}|[0-9]{4,20}|(?<=\b0,)[0-9]{3})")
+_ONE_NUMBER = re.compile(r"-?\d{1,2}(?P<groups>(?:,\d{2})+,\d{3})|-?\d{1,20},(?:\d{2}|\d{4,20}|(?<=\b0,)\d{3})")
 _CHOICE = re.compile(r"(?i:option|choice|answer)?\s?\(?([A-J])\)?(?:[.:)]\s.{1,200})?", re.DOTALL)
 _BETWEEN_UNITS = re.compile(r"(?<=[a-zA-Z]),?\s?(?:and\s)?(?=[0-9])")
 
@@ -173,8 +157,9 @@ def _several(kind: Literal["set", "ordered"], pieces: list[str], text: str) -> A
     parts = tuple(map(_read, pieces))
     if len(parts) > MAX_PARTS or len({part.has("words") for part in parts}) > 1:
         return _words(text)
-    comma = _DECIMAL_COMMA.fullmatch(text)
-    return Answer(kind, text, Fraction(f"{comma[1]}.{comma[2]}") if comma else None, parts=parts)
+    comma = _ONE_NUMBER.fullmatch(text)  # read as such only against one number: 2,74 is 2.74, and 1,00,000 a lakh
+    number = Fraction(text.replace(",", "" if comma["groups"] else ".")) if comma else None
+    return Answer(kind, text, number, parts=parts)
 
 
 def _words(text: str) -> Answer:
@@ -208,9 +193,9 @@ def _sum_of_units(text: str) -> Answer | None:
 
 # One element
 
-_CURRENCIES = {_DOLLAR: "dollar", "\u20ac": "euro", "\u00a3": "pound"}
+_CURRENCIES = {_DOLLAR: "dollar", "\u20ac": "euro", "\u00a3": "pound", "\u20b9": "rupee", "\u00a5": "yen"}
 _UNITS: dict[str, Unit] = {
-    **{name: (name, Fraction(1)) for name in ("dollar", "euro", "pound", "am", "pm", "degree", "radian")},
+    **{name: (name, Fraction(1)) for name in ("dollar", "euro", "pound", "rupee", "yen", "am", "pm", "degree")},
     "usd": ("dollar", Fraction(1)), "cent": ("dollar", Fraction(1, 100)), "deg": ("degree", Fraction(1)), "%": PERCENT,
 }  # fmt: skip
 """Units in which answers differ from physics: money, times of day and angles are never converted."""
@@ -219,16 +204,13 @@ _TRAILING_UNIT = re.compile(
     rf"(?:(?<=[0-9)}}])|(?<=\\pi))(?P<space>\s?)(?P<name>%|{_LETTER}{{1,20}}(?: {_LETTER}{{1,20}}){{0,3}}"
     r"(?:\s?/\s?[a-zA-Z]{1,20})?)(?:\s?\^\s?\{?\s?(?P<power>[23])\s?\}?)?\Z"
 )
-_CURRENCY = re.compile(r"(?P<sign>[-+]?)\s?(?P<currency>[\uff04\u20ac\u00a3])\s?(?P<rest>\S.*)\Z", re.DOTALL)
-_WORD = re.compile(rf"(?<![\\a-zA-Z]){_LETTER}+")
-_NAMES = re.compile(r"(?:\\(?:begin|end)|_)\s?\{\w{1,12}\}")
+_CURRENCY = re.compile(
+    r"(?P<sign>[-+]?)\s?(?P<currency>[\uff04\u20ac\u00a3\u20b9\u00a5])\s?(?P<rest>\S.*)\Z", re.DOTALL
+)
+_WORD = re.compile(rf"{_OTHER_SCRIPT}|(?<![\\a-zA-Z])(?<!\\begin{{)(?<!\\end{{)(?<!_{{){_LETTER}{{3}}")
+"""A word, rather than variables side by side."""
 # a time such as 12:00 would be a division by zero
 _NO_FORMULA = re.compile(rf"(?i)no|up|on|in|[0-9]+:00|{_LETTER}+(?:[ '-]+{_LETTER}+)+|[^\uff04]*\uff04.*")
-
-
-def _is_word(letters: str) -> bool:
-    """Whether adjacent letters are a word, rather than variables side by side."""
-    return len(letters) > 2 or _OTHER_SCRIPT.search(letters) is not None
 
 
 def _element(text: str) -> Answer:
@@ -240,7 +222,7 @@ def _element(text: str) -> Answer:
         return Answer("number", value, number, unit)
     # any degrees left are inside a formula: \sin 30^\circ
     value = re.sub(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s?degrees\s?", r"(\1\\frac{\\pi}{180})", value).strip()
-    if _NO_FORMULA.fullmatch(value) or any(map(_is_word, _WORD.findall(_NAMES.sub("", value)))):
+    if _NO_FORMULA.fullmatch(value) or _WORD.search(value):
         return _words(text)
     return Answer("expression", value, None, unit)
 
@@ -257,18 +239,14 @@ def _cut_unit(text: str) -> tuple[str, Unit | None]:
     unit = unit_of(f"{name}**{match['power']}" if match["power"] else name)
     if unit and (len(name) > 1 or name == "%" or match["space"]):
         return before, unit
-    is_thing = _is_word(name.removesuffix("s")) and unit is None and unit_of(name.split()[0]) is None
-    is_apart = match["space"] or _OTHER_SCRIPT.search(name)
+    is_thing = _WORD.search(name.removesuffix("s")) and unit is None and unit_of(name.split()[0]) is None
+    is_apart = match["space"] or re.search(_OTHER_SCRIPT, name)
     if is_thing and is_apart and (rational(before) is not None or "\\" in before or "^" in before):
         return before, (name.lower().removesuffix("s"), Fraction(0))
     return text, None
 
 
-@cache
-def _registry() -> Any:
-    import pint
-
-    return pint.UnitRegistry(non_int_type=Fraction)
+_registry: Any = cache(lambda: import_module("pint").UnitRegistry(non_int_type=Fraction))
 
 
 @lru_cache(maxsize=1024)  # the words are a model's: an endless cache would fill the memory
@@ -289,12 +267,10 @@ def unit_of(name: str) -> Unit | None:
 
 _FRACTION = re.compile(r"\\[dtc]?frac\s?(?:\{\s?(-?\d{1,300})\s?\}|(\d))\s?(?:\{\s?(\d{1,300})\s?\}|(\d))")
 _QUOTIENT = re.compile(r"(?:(\d{1,300})\s)?(\d{1,300})\s?[/:]\s?(\d{1,300})")
-_REPEATING = re.compile(
-    r"(\d{0,300})\.(\d{0,300}?)(?:(\d{1,9}?)\3{1,30}\s?\\ldots|\s?\\(?:overline|bar|dot)\s?\{\s?(\d{1,100})\s?\})"
-)
-_BASE = re.compile(r"(\d[\da-zA-Z]{0,60})\s?_\s?(?:\{\s?(\d{1,2})\s?\}|([2-9]))")
+_REPEATING = re.compile(r"(\d*)\.(\d*?)(?:(\d{1,9}?)\3{1,30}\s?\\ldots|\s?\\(?:overline|bar|dot)\s?\{\s?(\d+)\s?\})")
+_BASE = re.compile(r"\(?(\d[\da-zA-Z]{0,60})\)?\s?_\s?(?:\{\s?(\d{1,2})\s?\}|([2-9]))")
 _TENS = re.compile(r"\s?(?:\\times|\\cdot|\*|x)\s?10\s?\^\s?(?:\{\s?([-+]?\d{1,3})\s?\}|(\d))\Z")
-_DECIMAL = re.compile(r"(?:\d{1,300}\.?\d{0,300}|\.\d{1,300})(?:e[-+]?\d{1,3})?")
+_DECIMAL = re.compile(r"(?:\d{1,300}\.?\d{0,300}|\.\d{1,300})(?:[eE][-+]?\d{1,3})?")
 
 
 def rational(text: str) -> Fraction | None:
