@@ -41,6 +41,7 @@ def score(text: str, truth: object, **args: object) -> tuple[float, str]:
 # Cutting
 
 
+TAGS = "def f(x): return x.split('</think>')[-1], '<think>'"
 LISTED = f"1. The code:\n   {FENCE}python\n   def f(x):\n       return x * x\n   {FENCE}\n2. That is all."
 
 
@@ -79,6 +80,13 @@ LISTED = f"1. The code:\n   {FENCE}python\n   def f(x):\n       return x * x\n  
         (block("print(1)") + block(SQUARE, ""), SQUARE),
         (block(SQUARE) + f"{FENCE}python\ndef f(x):\n    return (", SQUARE),
         (f"{FENCE}python\n{SQUARE}\n{FENCE}python\nprint(f(2))\n{FENCE}", SQUARE),
+        (
+            block(f'def f(x):\n    """A.\n\n    {FENCE}python\n    f(2)\n    {FENCE}\n    """\n    return 1'),
+            f'def f(x):\n    """A.\n\n    {FENCE}python\n    f(2)\n    {FENCE}\n    """\n    return 1',
+        ),
+        ("<think>No.</think>" + block(TAGS) + "It ends at `</think>`.", TAGS),
+        (block(f"    {TAGS}"), TAGS),
+        (TAGS, TAGS),
         (block("def f(x: ListNode):\n    return x", ""), "def f(x: ListNode):\n    return x"),
         (f"<think>{block(SQUARE)}</think>{block('print(1)', '')}", "print(1)"),
         (f"<think>{block(SQUARE)}</think>I cannot.", "I cannot."),
@@ -103,9 +111,9 @@ def test_hostile_text_is_cut_in_linear_time(piece):
     ("code", "truth", "expected"),
     [
         (SQUARE, TESTS, "passed 3/3 [1 1 1]"),
-        ("def f(x):\n    return x + x", TESTS, "passed 2/3 [1 0 1]; test 1: raised: AssertionError: -6 == 9 is false"),
+        ("def f(x):\n    return x + x", TESTS, "passed 2/3 [1 0 1]; test 1: raised: AssertionError: f(-3) == 9"),
         ("def f(x):\n    return 4 / x", TESTS[::2],
-         "passed 0/2 [0 0]; test 0: raised: AssertionError: 2.0 == 4 is false"),
+         "passed 0/2 [0 0]; test 0: raised: AssertionError: f(2) == 4"),
         ("def g(x):\n    return x", TESTS[:1], "passed 0/1 [0]; test 0: raised: NameError: name 'f' is not defined"),
         ("def f(x)\n    return x", TESTS, "passed 0/3 [0 0 0]; test 0: cannot be loaded: SyntaxError"),
         ("print(int(input()) ** 2)", [{"input": "3\n", "output": "9"}, {"input": "x", "output": "9"}],
@@ -115,6 +123,10 @@ def test_hostile_text_is_cut_in_linear_time(piece):
         ("class Solution:\n    def f(self, a, b):\n        return (a, b)",
          {"fn_name": "f", "inputs": [[1, [2]]], "outputs": [[1, [2]]]}, "passed 1/1 [1]"),
         (SQUARE, {"fn_name": "f", "inputs": ["3"], "outputs": ["9"]}, "passed 1/1 [1]"),
+        ("def f(x):\n    return x[1]",
+         {"fn_name": "f", "inputs": [[{1: {2: 3}}]], "outputs": [{2: 3}]}, "passed 1/1 [1]"),
+        ("def sum(a, b):\n    return a - b", ["assert sum(3, 1) == 2", {"call": "sum(3, 1)", "expect": 2}],
+         "passed 2/2 [1 1]"),
         (SQUARE, "import math\nassert math.isclose(f(math.pi), 9.8696, rel_tol=1e-4)\nassert f(2) == f(-2)",
          "passed 2/2 [1 1]"),
         (SQUARE, "def check(candidate):\n    for x in range(9):\n        assert candidate(x) == x * x\n"
@@ -161,6 +173,7 @@ def f(x):
 # Programs of tests, in the forms of public data sets
 
 ODD = "def f(x):\n    return 2 * x + 1"
+CASE = "import unittest\nclass T(unittest.TestCase):\n"
 HUMANEVAL = "METADATA = {}\n\ndef check(candidate):\n    assert candidate(2) == 5\n    assert candidate(0) == 1\n"
 PROGRAMS = {
     "humaneval": (HUMANEVAL + "check(f)", 1),
@@ -176,6 +189,9 @@ PROGRAMS = {
     "unittest": ("from unittest import TestCase, main\nimport unittest\nclass T(TestCase):\n    def test_f(self):\n"
                  "        self.assertEqual(f(2), 5)\nif __name__ == '__main__':\n    unittest.main()\n", 1),
     "state": ("q = [f(1), f(2)]\nassert q.pop() == 5\nassert q.pop() == 3\nq = [f(5)]\nassert q.pop() == 11", 3),
+    "returned": ("def test_f():\n    return f(2) == 5\n", 1),
+    "skipped": (f"{CASE}    @unittest.skip('later')\n    def test_no(self): pass\n"
+                "    def test_f(self):\n        self.assertEqual(f(2), 5)", 1),
     "exit code": ("import sys\nif f(2) != 5:\n    sys.exit(1)\n", 1),
     "exit code at the end": ("def main():\n    return 0 if f(2) == 5 else 1\nraise SystemExit(main())", 1),
     "exit in the middle": ("import sys\nif f(2) == 5:\n    sys.exit()\nassert False", 1),
@@ -215,18 +231,25 @@ def test_pytest_runs_its_own_tests(tmp_path, monkeypatch):
     with boxes.opened("unsafe_subprocess", tmp_path, monkeypatch, wall_s=60, cpu_s=60) as box:
         assert run_tests(box, ODD, read_tests(PYTEST))[0].reason == ""
         collected_only = "open('pytest.ini', 'w').write('[pytest]\\naddopts = --collect-only')\ndef f(x): return 0"
-        assert "TESTS_FAILED" in run_tests(box, collected_only, read_tests(PYTEST))[0].reason
+        skipped = "import pytest\ndef f(x): pytest.skip('no')"
+        assert not any(run_tests(box, code, read_tests(PYTEST))[0].passed for code in (collected_only, skipped))
 
 
 @pytest.mark.parametrize(
     ("truth", "reason"),
     [
         ("import no_such_module.x\nassert f(2) == 5", "do not run in the sandbox: .* No module named 'no_such_module'"),
-        ("", "pass without any code"),
-        (["print(1)"], "pass without any code"),
-        (HUMANEVAL, "pass without any code; is a function `check` never called"),
-        ("def helper(x):\n    assert f(x)\n", "pass without any code"),
-        ("try:\n    assert f(2) == 5\nexcept Exception:\n    pass", "pass without any code"),
+        ("", "pass if every function raises"),
+        (["print(1)"], "pass if every function raises"),
+        (HUMANEVAL, "pass if every function raises; is a function `check` never called"),
+        ("def helper(x):\n    assert f(x)\n", "pass if every function raises"),
+        ("def check(f):\n    def inner():\n        assert f(2)\ncheck(f)", "pass if every function raises"),
+        ("def test_all():\n    yield f, 2\n", "pass if every function raises"),
+        (
+            f"{CASE}    async def test_f(self):\n        self.assertEqual(await f(2), 5)",
+            "pass if every function raises",
+        ),
+        ("try:\n    assert f(2) == 5\nexcept Exception:\n    pass", "pass if every function raises"),
     ],
 )
 def test_tests_that_cannot_fail_are_refused(bubblewrap, truth, reason):
@@ -308,6 +331,8 @@ def f(x):
     unittest.TestCase.assertEqual = lambda *a: None
     return 0
 """,
+    "has names of built-in functions": "def abs(x): return 0\ndef sorted(x): return [5]\ndef f(x): return 0",
+    "skips": "import unittest\ndef f(x): raise unittest.SkipTest",
     "replaces the code": "from unittest import TestCase\nTestCase.assertEqual.__code__ = (lambda *a: None).__code__\n"
     "def f(x): return 0",
     "no difference": "class E:\n    def __sub__(s, o): return 0.0\n    __rsub__ = __sub__\ndef f(x): return E()",

@@ -187,7 +187,6 @@ def _unreadable_truths(components: Components) -> list[str]:
 
 _ENDS = frozenset(("error", "agent_error", "timed_out", "ended_early"))
 """Keys of a trajectory's `info` that an error of its workflow leaves."""
-_LISTED = 20
 
 
 def _endings(trajectories: Sequence[Trajectory], n: int) -> list[str]:
@@ -200,7 +199,7 @@ def _endings(trajectories: Sequence[Trajectory], n: int) -> list[str]:
     sentences = []
     for (ending, _), cases in ends.items():
         tasks = sorted({task for task, _ in cases})
-        rows = f"row{'s' * (len(tasks) > 1)} {', '.join(map(str, tasks[:_LISTED]))}{' ...' * (len(tasks) > _LISTED)}"
+        rows = f"row{'s' * (len(tasks) > 1)} {', '.join(map(str, tasks))}"
         share = f"{len(cases)} of {len(trajectories)} trajectories {ending}"
         sentences.append(f"{share} ({rows} of data.train_files, from 0); the first: {cases[0][1]}")
     return sentences

@@ -202,7 +202,8 @@ def _call(name: str, base: Path, key: str, recipe: Mapping[str, Any], split: Spl
             _expect_json(getattr(task, part), f"{where}: {part}")
         if not isinstance(task.prompt, tuple | list):
             raise DataError(f"{where}: prompt: expected messages, got {str(task.prompt)[:80]!r}")
-        _messages(task.prompt, where)
+        if task.prompt:
+            _messages(list(task.prompt), where)
     return tasks
 
 
@@ -307,10 +308,7 @@ def task_of_row(row: Mapping[str, Any], where: str, name: str) -> Task:
 
 def _verl_task(row: Mapping[str, Any], where: str) -> Task:
     _expect_columns(row, where)
-    prompt, reward_model, extra_info = row["prompt"], row["reward_model"], row.get("extra_info")
-    if not isinstance(prompt, list) or not prompt:
-        raise DataError(f"{where}: prompt: expected a list of messages {{role, content}}, got {str(prompt)[:80]!r}")
-    messages = _messages(prompt, where)
+    reward_model, extra_info, messages = row["reward_model"], row.get("extra_info"), _messages(row["prompt"], where)
     _expect_json(reward_model, f"{where}: reward_model")
     _expect_json(extra_info, f"{where}: extra_info")
     if not isinstance(reward_model, dict) or "ground_truth" not in reward_model:
@@ -336,21 +334,14 @@ def _trl_task(row: Mapping[str, Any], where: str, name: str) -> Task:
     `data_source`.
     """
     prompt = row["prompt"]
-    if isinstance(prompt, str) and prompt:
-        messages: list[Any] = [{"role": "user", "content": prompt}]
-    elif isinstance(prompt, list) and prompt:
-        messages = prompt
-    else:
-        raise DataError(
-            f"{where}: prompt: expected a text or a list of messages {{role, content}}, got {str(prompt)[:80]!r}"
-        )
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     extra_info = {column: value for column, value in row.items() if column != "prompt" or isinstance(value, str)}
     for column, value in extra_info.items():
         _expect_json(value, f"{where}: {column}")
     source = row.get("data_source")
     return Task(
         data_source=source if isinstance(source, str) else name,
-        prompt=_messages(messages, where),
+        prompt=_messages(messages, where, "a text or a list of messages"),
         ground_truth=next((row[column] for column in _TRUTH if row.get(column) is not None), None),
         extra_info=extra_info,
     )
@@ -364,10 +355,12 @@ def _expect_columns(row: Mapping[str, Any], where: str) -> None:
         )
 
 
-def _messages(prompt: Sequence[object], where: str) -> tuple[dict[str, Any], ...]:
+def _messages(prompt: object, where: str, kinds: str = "a list of messages") -> tuple[dict[str, Any], ...]:
     """Return the messages of a prompt; see `_message`. Raises DataError if the last one, the question, is blank."""
+    if not isinstance(prompt, list) or not prompt:
+        raise DataError(f"{where}: prompt: expected {kinds} {{role, content}}, got {str(prompt)[:80]!r}")
     messages = tuple(_message(message, f"{where}: prompt[{i}]") for i, message in enumerate(prompt))
-    if messages and not messages[-1]["content"].strip() and "tool_calls" not in messages[-1]:
+    if not messages[-1]["content"].strip() and "tool_calls" not in messages[-1]:
         raise DataError(f"{where}: prompt: expected a text in its last message, got {messages[-1]['content'][:80]!r}")
     return messages
 

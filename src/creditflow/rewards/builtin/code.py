@@ -27,7 +27,7 @@ from creditflow.data import Score
 from creditflow.rewards.registry import answer, builtin
 from creditflow.rewards.support import code_runner
 from creditflow.rewards.support.arguments import Above0, Whole, WholeAbove0, check_arguments
-from creditflow.rewards.support.test_cases import Case, TestProgram, not_loaded, read_tests
+from creditflow.rewards.support.test_cases import NOT_LOADED, Case, TestProgram, parsed, read_tests
 from creditflow.rewards.support.text import without_thoughts
 from creditflow.sandbox import Result, Sandbox, open_sandbox
 
@@ -113,19 +113,14 @@ class CodeTests:
         open_box(self.sandbox)
 
     def __call__(self, text: str, truth: Any) -> Score:
-        tests, box = self._chosen(read_tests(truth)), open_box(self.sandbox)
+        tests, box = read_tests(truth), open_box(self.sandbox)
+        if self.only is not None and max(self.only) >= len(tests):
+            raise ValueError(f"expected a test of index {max(self.only)}, the task has {len(tests)} tests")
+        tests = tuple(tests[i] for i in self.only or range(len(tests)))[: self.max_tests]
         verdicts = run_tests(box, code_in(text), tests, total_seconds=self.total_seconds)
         passed = sum(verdict.passed for verdict in verdicts)
         value = float(passed == len(verdicts)) if self.all_or_nothing else passed / len(verdicts)
         return Score(value, reason=summary(verdicts))
-
-    def _chosen(self, tests: Sequence[Case]) -> list[Case]:
-        chosen = list(tests)
-        if self.only is not None:
-            if max(self.only) >= len(tests):
-                raise ValueError(f"expected a test of index {max(self.only)}, the task has {len(tests)} tests")
-            chosen = [tests[i] for i in self.only]
-        return chosen[: self.max_tests]
 
 
 def summary(verdicts: Sequence[CaseVerdict]) -> str:
@@ -157,55 +152,68 @@ def code_in(text: str) -> str:
     A fence consists of backticks or tildes and may be indented, as under an item of a list; the code is dedented. An
     unclosed block extends to the end of the text. Returns an empty text for code of more than MAX_CODE_CHARACTERS.
     """
-    text = without_thoughts(text)[-MAX_TEXT_CHARACTERS:]
-    before, *blocks = _blocks(text)
+    text = without_thoughts(_marked(text))[-MAX_TEXT_CHARACTERS:]
+    before, *blocks = [(language, _dedented(block)) for language, block in _blocks(text)]
     likely = [code for language, code in (before, *blocks) if language in ("", *_PYTHON)]
     code = next((code for code in reversed(likely[-_CANDIDATES:]) if is_complete(code)), None)
     if code is None:
         marked = [block for block in blocks if block[0] in _PYTHON]
         code = (marked or blocks or [("", text)])[-1][1]
-    return code if len(code) <= MAX_CODE_CHARACTERS else ""
+    return code.replace(_MARK, "think>") if len(code) <= MAX_CODE_CHARACTERS else ""
+
+
+_MARK = "think\ue000"
+
+
+def _marked(text: str) -> str:
+    """The text with other marks in place of those of thoughts within valid programs and quotation marks."""
+    text = re.sub(r"([`'\"])</?think>\1", lambda match: match[0].replace("think>", _MARK), text)
+    for _, block in _blocks(text[-MAX_TEXT_CHARACTERS:])[-_CANDIDATES:]:
+        if "think>" in block and is_complete(_dedented(block)):
+            text = text.replace(block, block.replace("think>", _MARK))
+    return text
 
 
 def _blocks(text: str) -> list[tuple[str, str]]:
-    """The text before the first fence, and the fenced blocks: the language in lower case, and the code."""
+    """The text before the first fence, and the fenced blocks: the language in lower case, and the lines.
+
+    As in CommonMark, a line that is indented by four more than the fence does not close it.
+    """
     blocks: list[tuple[str, str]] = []
     language, closes, lines = "", "", list[str]()
-    is_open = True
+    is_open, deepest = True, 0
     for line in text.split("\n"):
         stripped, fence = line.strip(), _FENCE.fullmatch(line.rstrip())
         ticks = "" if fence is None else fence["ticks"] or fence["waves"]
         info = "" if fence is None else (fence["info"] or fence["note"] or "").strip().lower()
-        if closes and stripped.startswith(closes) and not stripped.strip(closes[0]):
-            blocks.append((language, _dedented(lines)))
+        is_inner = bool(closes) and _indentation(line) > deepest
+        if closes and not is_inner and stripped.startswith(closes) and not stripped.strip(closes[0]):
+            blocks.append((language, "\n".join(lines)))
             is_open, closes = False, ""
-        elif ticks and (not closes or (info and ticks.startswith(closes))):  # a block left open ends at the next one
+        # A block left open ends at the next one.
+        elif ticks and not is_inner and (not closes or (info and ticks.startswith(closes))):
             if is_open:
-                blocks.append((language, _dedented(lines)))
+                blocks.append((language, "\n".join(lines)))
             is_open, closes, language, lines = True, ticks, info.split(" ")[0], []
+            deepest = line.index(ticks) + 3
         elif is_open:
             lines.append(line)
-    return [*blocks, (language, _dedented(lines))] if is_open else blocks
+    return [*blocks, (language, "\n".join(lines))] if is_open else blocks
 
 
 def is_complete(code: str) -> bool:
     """Whether the code is valid Python that does something and defines or imports every name that it uses."""
     try:
-        tree = ast.parse(code if len(code) <= MAX_CODE_CHARACTERS else "")
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        tree, names = parsed(code if len(code) <= MAX_CODE_CHARACTERS else "")
+    except ValueError:
         return False
-    nodes = list(ast.walk(tree))
-    used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    names = {getattr(node, field, None) for node in nodes for field in ("name", "arg", "asname", "rest")}
-    names |= {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
-    names |= {name.split(".")[0] for name in names if name}
-    is_open = any(isinstance(node, ast.alias) and node.name == "*" for node in nodes)
-    acts = any(isinstance(node, _ACTS) for node in nodes)
-    return acts and (is_open or used <= names | _usual_names().keys() | {*vars(builtins), "__name__", "__file__"})
+    acts = any(isinstance(node, _ACTS) for node in ast.walk(tree))
+    return acts and ("import *" in code or names <= _usual_names().keys())
 
 
-def _dedented(lines: list[str]) -> str:
+def _dedented(block: str) -> str:
     """Remove the indentation of the first statement from the lines of a block."""
+    lines = block.split("\n")
     statements = (line for line in lines if line.strip() and not line.lstrip().startswith("#"))
     width = _indentation(next(statements, ""))
     return "\n".join(line[min(width, _indentation(line)) :] for line in lines)
@@ -262,14 +270,9 @@ def _imports_for(code: str) -> str:
     return "\n".join(f"try: {_usual_names()[name]}\nexcept ImportError: pass" for name in sorted(used))
 
 
-@cache
-def _caller() -> bytes:
-    return Path(str(code_runner.__file__)).read_bytes()
-
-
 def _write(box: Sandbox, code: str) -> None:
     box.write(code_runner.SOLUTION, code.encode(errors="replace"))
-    box.write(code_runner.PROGRAM, _caller())
+    box.write(code_runner.PROGRAM, Path(code_runner.__file__).read_bytes())
     box.write(code_runner.USUAL, _imports_for(code).encode())
 
 
@@ -302,22 +305,21 @@ def run_tests(box: Sandbox, code: str, tests: Sequence[Case], *, total_seconds: 
         if (ended := _ended_badly(result)) and (fault or not isinstance(test, TestProgram)):
             fault = ended
         verdicts.append(CaseVerdict(not fault, fault))
-        if not ended and test.program == code_runner.PROGRAM and not_loaded(result.stdout):
+        if fault.startswith(NOT_LOADED):
             return [*verdicts, *verdicts[-1:] * (len(tests) - len(verdicts))]
     return verdicts
 
 
 @lru_cache(maxsize=512)
 def _expect_failure(box: Sandbox, program: bytes) -> None:
-    """Raise ValueError if a program of tests passes without code, or does not run in the box."""
-    _write(box, "")
+    """Raise ValueError if a program of tests passes with functions that only raise, or does not run in the box."""
     ask, nonce = json.loads(program), secrets.token_hex(16)
+    _write(box, "".join(f"def {name}(*_, **__): raise NotImplementedError\n" for name in ask["outside"]))
     result = box.run(["python", code_runner.PROGRAM], stdin=TestProgram(ask, ()).stdin(nonce))
     if fault := TestProgram(ask, (code_runner.STARTED,)).fault(result.stdout, nonce):
         raise ValueError(f"ground_truth: its tests do not run in the sandbox: {_ended_badly(result) or fault}")
-    tests = [i for i, (_, is_test) in enumerate(ask["test"]) if is_test]
-    if not TestProgram(ask, (*tests, len(ask["test"]))).fault(result.stdout, nonce):
-        raise ValueError("ground_truth: its tests pass without any code; is a function `check` never called?")
+    if not TestProgram(ask, range(len(ask["test"]) + 1)).fault(result.stdout, nonce):
+        raise ValueError("ground_truth: its tests pass if every function raises; is a function `check` never called?")
 
 
 def _ended_badly(result: Result) -> str:

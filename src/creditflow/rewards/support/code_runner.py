@@ -24,6 +24,8 @@ SOLUTION, PROGRAM, USUAL = "solution.py", "in_box.py", "usual.py"
 MAX_CHARACTERS = 200_000
 """Maximum length of an answer."""
 MAX_DEPTH = 50
+NAMES: dict[str, Any] = {}
+"""The names of the solution that the tests see."""
 
 
 def main() -> None:
@@ -49,8 +51,12 @@ def main() -> None:
         _tell(output, {"not_loaded": _described(error)})
     try:
         _restore(definitions)
+        # A function of the solution hides a built-in one only from tests that use no other name of the solution.
+        names = vars(module).items()
+        NAMES.update({name: value for name, value in names if name not in own_builtins or not ask.get("outside", True)})
+        NAMES["__builtins__"] = own_builtins
         if "test" in ask:
-            _run_test(ask, {**vars(module), "__builtins__": own_builtins}, definitions, output)
+            _run_test(ask, dict(NAMES), definitions, output)
             _tell(output, {})
         answer = {"value": encoded(_called(ask, vars(module)))}
     except BaseException as error:
@@ -83,13 +89,41 @@ def encoded(value: object, depth: int = 0) -> Any:
     return {"other": repr(value)[:80]}
 
 
-def _called(ask: dict[str, Any], names: dict[str, Any]) -> object:
-    if "fn" in ask:
-        method = getattr(names.get("Solution"), ask["fn"], None)
-        function = names[ask["fn"]] if method is None else getattr(names["Solution"](), ask["fn"])
-        return function(*ask["args"])
-    scope = {**names, "__builtins__": builtins}
-    return eval(compile(f"(\n{ask['call']}\n)", "call", "eval", dont_inherit=True), scope)
+def decoded(data: Any, depth: int = 0) -> Any:
+    """Decode data of `encoded`; a value that was not plain data becomes an `OtherValue`.
+
+    Raises ValueError, TypeError or ArithmeticError for data that `encoded` never returns.
+    """
+    if depth > MAX_DEPTH:
+        raise ValueError("the value is nested too deep")
+    if not isinstance(data, dict | list):
+        return data
+    ((kind, content),) = data.items() if isinstance(data, dict) else [("list", data)]
+    if kind in COLLECTIONS:
+        return COLLECTIONS[kind](decoded(item, depth + (kind != "dict")) for item in content)
+    if kind == "ratio":
+        from fractions import Fraction
+
+        return Fraction(*content)
+    return OtherValue(content)
+
+
+class OtherValue:
+    """A value that is not plain data; equal only to itself."""
+
+    def __init__(self, text: object) -> None:
+        self.text = str(text)
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def _called(ask: dict[str, Any], module: dict[str, Any]) -> object:
+    if "call" in ask:
+        return eval(compile(f"(\n{ask['call']}\n)", "call", "eval", dont_inherit=True), NAMES)
+    method = getattr(module.get("Solution"), ask["fn"], None)
+    function = module[ask["fn"]] if method is None else getattr(module["Solution"](), ask["fn"])
+    return function(*decoded(ask["args"]))
 
 
 def _definitions() -> list[tuple[Any, str, Any, Any]]:
@@ -107,13 +141,13 @@ def _definitions() -> list[tuple[Any, str, Any, Any]]:
 def _restore(definitions: list[tuple[Any, str, Any, Any]]) -> list[str]:
     """Restore redefined functions and classes, and return their names."""
     names = []
+    sys.settrace(None)  # a trace function can jump over assertions
     for owner, name, value, code in definitions:
-        if vars(owner).get(name) is not value:
+        if vars(owner).get(name) is not value or (code is not None and value.__code__ is not code):
+            names.append(name)
             setattr(owner, name, value)
-            names.append(name)
-        elif code is not None and value.__code__ is not code:
-            value.__code__ = code
-            names.append(name)
+            if code is not None:
+                value.__code__ = code
     return names
 
 
@@ -133,7 +167,7 @@ def _run_test(ask: dict[str, Any], scope: dict[str, Any], definitions: list[Any]
         raise Exit(code)
 
     report(STARTED)
-    scope |= {"__name__": "__main__", "__seen__": seen, "__leave__": leave}
+    scope |= {"__name__": "__main__", "__seen__": seen, "__leave__": leave, "__passes__": passes}
     try:
         for part, (source, is_test) in enumerate(ask["test"]):
             try:
@@ -148,6 +182,17 @@ def _run_test(ask: dict[str, Any], scope: dict[str, Any], definitions: list[Any]
         if exit.code:
             raise
     report(len(ask["test"]))
+
+
+def passes(case: Any) -> bool:
+    """Run a unittest case. A test that is skipped while it runs has failed."""
+    import unittest
+
+    result, mark = unittest.TestResult(), "__unittest_skip__"
+    unittest.defaultTestLoader.loadTestsFromTestCase(case).run(result)
+    tests: list[Any] = [test for test, _ in result.skipped]
+    skipped = [t for t in tests if not (hasattr(t, mark) or hasattr(getattr(t, t._testMethodName), mark))]
+    return result.testsRun > 0 and result.wasSuccessful() and not skipped
 
 
 def seen(value: object, depth: int = 0) -> object:
