@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
@@ -18,7 +17,6 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from creditflow._utils.huggingface import load_tokenizer
-from creditflow.engines.local.policy import Policy
 from creditflow.engines.models.tiny import byte_tokenizer, tiny_byte_model
 from creditflow.errors import ConfigError, ModelError
 from creditflow.rollout import response_schema
@@ -30,16 +28,6 @@ TALK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": 
 @pytest.fixture(scope="module")
 def folder() -> Path:
     return tiny_byte_model()
-
-
-def test_chat_tokenizer_encodes_like_the_policy(folder: Path) -> None:
-    chat, policy = ChatTokenizer(load_tokenizer(folder, "path")), Policy.load(folder, torch.device("cpu"))
-    text, ids = chat.encode(TALK)
-    assert (text, ids) == policy.encode(TALK)
-    assert chat.decode(ids) == policy.decode(ids)
-    assert chat.pad_id == policy.pad_id
-    assert "h\u00e9llo" in text
-    assert "h\u00e9llo" in chat.decode(ids)
 
 
 def test_pad_id_defaults_to_an_end_token(folder: Path) -> None:
@@ -244,20 +232,23 @@ def test_prompt_names_tools_calls_and_results(template: str) -> None:
 
 
 LLAMA_CALLS = KNOWS_TOOLS.replace("<tool_call>", "").replace("</tool_call>", "").replace('arguments"', 'parameters"')
-SHORT_ID = "{% if m.tool_call_id is defined and m.tool_call_id | length != 9 %}{{ raise_exception('id') }}{% endif %}"
-ROLE = "{{ '[TOOL_RESULTS]' if m.role == 'tool' else '<|' + m.role + '|>' }}"
-MISTRAL_CALLS = LLAMA_CALLS.replace('{"name', '[TOOL_CALLS]{"name').replace("<|{{ m.role }}|>", SHORT_ID + ROLE)
+ROLE = (
+    "{% if m.role != 'tool' %}<|{{ m.role }}|>{% elif m.tool_call_id | length != 9 %}{{ raise_exception('id') }}"
+    "{% else %}[TOOL_RESULTS]({{ m.tool_call_id }}){% endif %}"
+)
+MISTRAL_CALLS = LLAMA_CALLS.replace('{"name', '[TOOL_CALLS]({{ c.id }}){"name').replace("<|{{ m.role }}|>", ROLE)
+MISTRAL_OPENING = r"\[TOOL_CALLS\](?:\(\w+\))?"
 
 
 def schema(opening: str) -> dict:
     """Return a response schema for calls that are JSON after `opening`."""
-    call = opening + r'(\{"name".*?\}\})'
-    calls = {"type": "array", "x-regex-iterator": call, "items": {"type": "object", "x-parser": "json"}}
-    content = {"type": "string", "x-regex": rf"^(.*?)\s*(?:{call}|<\|end\|>|$)".replace(call, f"{opening}\\{{")}
+    read = {"type": "array", "x-regex-iterator": rf'{opening}(\{{"name".*?\}}\}})'}
+    calls = {**read, "items": {"type": "object", "x-parser": "json"}}
+    content = {"type": "string", "x-regex": rf'^(.*?)\s*(?:{opening}\{{"name"|<\|end\|>|$)'}
     return {"type": "object", "properties": {"content": content, "tool_calls": calls}}
 
 
-@pytest.mark.parametrize(("template", "opening"), [(LLAMA_CALLS, ""), (MISTRAL_CALLS, r"\[TOOL_CALLS\]")])
+@pytest.mark.parametrize(("template", "opening"), [(LLAMA_CALLS, ""), (MISTRAL_CALLS, MISTRAL_OPENING)])
 def test_other_calls_need_a_response_schema(template: str, opening: str) -> None:
     """Llama 3 and Mistral: without one, their calls would be answers."""
     tokenizer = with_tokens(template, ["[TOOL_CALLS]"])
@@ -269,25 +260,20 @@ def test_other_calls_need_a_response_schema(template: str, opening: str) -> None
     tokenizer.response_schema = schema(opening)
     chat = ChatTokenizer(tokenizer)
     chat.encode(TALK, [TOOL])
-    call = opening.replace("\\", "") + '{"name": "f", "parameters": {"x": 1}}'
+    call = ("[TOOL_CALLS]" if opening else "") + '{"name": "f", "parameters": {"x": 1}}'
 
-    def decoded(text: str) -> str:
-        return chat.decode(tokenizer(f"{text}<|end|>", add_special_tokens=False)["input_ids"])
+    def read(text: str, *, in_thought: bool = False) -> tuple[str, list[ToolCall]]:
+        response = chat.decode(tokenizer(f"{text}<|end|>", add_special_tokens=False)["input_ids"])
+        assert type(pickle.loads(pickle.dumps(response))) is str
+        assert response == text
+        return parse_tool_calls(response, in_thought=in_thought)
 
-    response = decoded(f"Look. {call}{call}")
-    assert response == f"Look. {call}{call}"
-    assert parse_tool_calls(response) == ("Look.", [ToolCall("f", {"x": 1})] * 2)
-    assert (
-        parse_tool_calls(decoded(call.replace("1", "NaN")))[1][0].error
-        == "the call is no JSON: NaN is no number of JSON"
-    )
-    assert (
-        "not the model's format: Node has JSON parser" in parse_tool_calls(decoded(call.replace("1", "!")))[1][0].error
-    )
-    assert parse_tool_calls(decoded("Yes.")) == ("Yes.", [])
-    assert parse_tool_calls(response, in_thought=True) == (response, [])
-    assert parse_tool_calls(decoded(f"{call}</think>{call}"), in_thought=True)[1] == [ToolCall("f", {"x": 1})]
-    assert type(pickle.loads(pickle.dumps(response))) is str
+    assert read(f"Look. {call}{call}") == ("Look.", [ToolCall("f", {"x": 1})] * 2)
+    assert read(call.replace("1", "NaN"))[1][0].error == "the call is no JSON: NaN is no number of JSON"
+    assert "not the model's format: Node has JSON parser" in read(call.replace("1", "!"))[1][0].error
+    assert [read(text) for text in ("Yes.", f"<think>{call}")] == [("Yes.", []), (f"<think>{call}", [])]
+    assert read(call, in_thought=True) == (call, [])
+    assert read(f"{call}</think>{call}", in_thought=True)[1] == [ToolCall("f", {"x": 1})]
 
 
 def test_search_of_a_schema_ends_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,12 +284,8 @@ def test_search_of_a_schema_ends_at_its_limit(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("ids", [("call_1", "x\ud800"), (None, None), ("abcdefghi", "123456789")])
 def test_ids_fit_a_template_that_checks_them(ids: tuple) -> None:
-    checks = MISTRAL_CALLS.replace("m.tool_call_id is defined and ", "m.role == 'tool' and ")
-    checks = checks.replace('{"name"', '({{ c.id }}){"name"').replace(
-        "{{ m.content }}", "{{ m.content }}({{ m.tool_call_id }})"
-    )
-    tokenizer = with_tokens(checks, [])
-    tokenizer.response_schema = schema(r"\[TOOL_CALLS\]\(\w+\)")
+    tokenizer = with_tokens(MISTRAL_CALLS, [])
+    tokenizer.response_schema = schema(MISTRAL_OPENING)
     chat = ChatTokenizer(tokenizer)
     calls = [{"id": id, "function": {"name": "f", "arguments": {"x": 1}}} for id in ids]
     results = [{"role": "tool", "tool_call_id": id, "content": "3"} for id in ids]

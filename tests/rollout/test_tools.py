@@ -21,12 +21,12 @@ from creditflow.engines.local.policy import Policy
 from creditflow.engines.models.tiny import tiny_byte_model
 from creditflow.errors import ConfigError
 from creditflow.rollout import AgentSpec, Generation, Scheduler, chat
-from creditflow.rollout.chat import ChatModel, ChatTokenizer, ToolCall, opens_thought, parse_tool_calls
+from creditflow.rollout.chat import ChatTokenizer, ToolCall, opens_thought, parse_tool_calls
 from creditflow.rollout.recorder import AgentCall, Sampling
 from creditflow.rollout.toolbox import inline, load_tools
 from creditflow.rollout.tools import Tool, call_tool, shortened
 from tests.builders import Replies, run_team
-from tests.rollout.test_chat_tokenizer import MISTRAL_CALLS, schema, with_tokens
+from tests.rollout.test_chat_tokenizer import MISTRAL_CALLS, MISTRAL_OPENING, schema, with_tokens
 
 # Schemas and calls
 
@@ -428,22 +428,17 @@ def test_follow_matches_the_template_of_the_whole_talk(template):
     assert (*prompt_ids, *glue, *response_ids, *chat.follow([result])) == (*whole, *glue)
 
 
-def test_template_without_tools_gets_them_in_the_system_prompt():
-    text, _ = chat_tokenizer().encode(
-        [{"role": "system", "content": "Be brief."}, *TALK], [Tool.from_function(weather).schema]
-    )
-    assert text.startswith("<|system|>Be brief.\n\nYou may call functions.")
-    assert '"name": "weather"' in text
-
-
-def test_openai_calls_and_results_render_in_every_template():
+def test_template_without_tools_gets_them_calls_and_results_as_text():
     messages = [
+        {"role": "system", "content": "Be brief."},
         *TALK,
         {"role": "assistant", "content": None, "tool_calls": [ToolCall("weather", {"city": "Ulm"}).to_message("c1")]},
         {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "21 C"}]},
         {"role": "tool", "tool_call_id": "c2", "content": "rain"},
     ]
-    text, _ = chat_tokenizer().encode(messages)
+    text, _ = chat_tokenizer().encode(messages, [Tool.from_function(weather).schema])
+    assert text.startswith("<|system|>Be brief.\n\nYou may call functions.")
+    assert '"name": "weather", "description"' in text
     assert '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>' in text
     responses = "<tool_response>\n21 C\n</tool_response>\n<tool_response>\nrain\n</tool_response>"
     assert f"<|user|>{responses}<|end|>" in text
@@ -628,25 +623,18 @@ def test_log_probs_after_a_result_match_one_forward_pass():
     assert list(step.logprobs[begin:]) == pytest.approx(expected, abs=1e-4)
 
 
-class Templated(ChatModel):
-    """Returns one line after the other, as tokens of a tokenizer."""
-
-    version, max_positions = 2, 10_000
-
-    def __init__(self, tokenizer, *lines: str) -> None:
-        self.chat_tokenizer, self.lines = ChatTokenizer(tokenizer), list(lines)
-
-    def generate(self, requests):
-        ids = [self.chat_tokenizer.encode(f"{self.lines.pop(0)}<|end|>")[1] for _ in requests]
-        return [Generation(response, (-1.0,) * len(response), "stop") for response in ids]
-
-
 def test_response_schema_reads_the_calls_of_a_step():
-    tokenizer = with_tokens(MISTRAL_CALLS, ["[TOOL_CALLS]"])
-    tokenizer.response_schema = schema(r"\[TOOL_CALLS\]")
+    tokenizer, policy = (
+        with_tokens(MISTRAL_CALLS, ["[TOOL_CALLS]"]),
+        Policy.load(tiny_byte_model(), torch.device("cpu")),
+    )
+    tokenizer.response_schema = schema(MISTRAL_OPENING)
+    policy.chat_tokenizer = ChatTokenizer(tokenizer)
     line = '[TOOL_CALLS]{"name": "calculator", "parameters": {"expression": "6 * 7"}}'
     sampling = Sampling(max_tokens=400, max_prompt_tokens=2000)
-    trajectory = run_workflow(Templated(tokenizer, line, "So 42."), "calculator", sampling=sampling)
+    said = iter([policy.encode(f"{text}<|end|>")[1] for text in (line, "So 42.")])
+    policy.generate = lambda _: [Generation(ids := next(said), (-1.0,) * len(ids), "stop")]  # type: ignore[method-assign]
+    trajectory = run_workflow(policy, "calculator", sampling=sampling)
     (step,) = trajectory.steps
     assert [called["result"] for called in step.info["tool_calls"]] == ["42"]
     assert trajectory.answer == "So 42."

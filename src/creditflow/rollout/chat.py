@@ -38,6 +38,7 @@ _THOUGHTS = {
 """Tags around a model's thoughts, in lower case: opening tag -> closing tag."""
 _THOUGHT_TAGS = "|".join(map(re.escape, (*_THOUGHTS, *_THOUGHTS.values())))
 _TAG = re.compile(f"<tool_call>|(?i:{_THOUGHT_TAGS})")
+_LEADING_THOUGHT = re.compile(rf"\s*(?i:{'|'.join(map(re.escape, _THOUGHTS))})")
 _CALL_TAG = re.compile(r"</?tool_call>")
 _BLANK = re.compile(r"\s*")
 _EXTENT = json.JSONDecoder(strict=False, parse_int=len, parse_float=len, parse_constant=len)
@@ -112,12 +113,11 @@ class SchemaText(str):
 def _by_schema(text: str, schema: Mapping[str, Any]) -> tuple[str, list[ToolCall]]:
     try:
         message = message_by_schema(text, schema)
-        listed = message.get("tool_calls") or []
-        functions = [call.get("function", call) for call in (listed if isinstance(listed, list) else [listed])]
+        functions = [call.get("function", call) for call in message.get("tool_calls") or []]
         calls = [_call_of(json.dumps(function)) for function in functions]
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         return text, [ToolCall("", None, f"the response has not the model's format: {first_line(error)[:_SHOWN]}")]
-    return str(message.get("content") or ""), calls
+    return str(message.get("content") or "").strip(), calls
 
 
 _CALLED = ToolCall(_NAME, _CALL["function"]["arguments"])
@@ -138,10 +138,11 @@ def parse_tool_calls(text: str, *, in_thought: bool = False) -> tuple[str, list[
     A call ends at the end of its JSON. Calls inside thoughts (`<think>...</think>` and similar tags) are text: a
     thought ends at its closing tag, and a leading thought without one is the whole response. `in_thought`: the prompt
     has opened a thought (`opens_thought`). Without it, the text before a lone closing tag is a thought, too. In a
-    `SchemaText`, the schema finds thoughts and calls.
+    `SchemaText`, the schema reads what follows a leading thought.
     """
     if isinstance(text, SchemaText):
-        content_and_calls = _by_schema(text.raw[_thought_end(text.raw) if in_thought else 0 :], text.schema)
+        begin = _thought_end(text.raw) if in_thought or _LEADING_THOUGHT.match(text.raw) else 0
+        content_and_calls = _by_schema(text.raw[begin:], text.schema)
         return content_and_calls if content_and_calls[1] else (text, [])
     if "<tool_call>" not in text:
         return text, []
@@ -437,6 +438,11 @@ class ChatModel:
 
     chat_tokenizer: ChatTokenizer
 
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer of transformers."""
+        return self.chat_tokenizer.tokenizer
+
     def encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[str, tuple[int, ...]]:
         """See `ChatTokenizer.encode`."""
         return self.chat_tokenizer.encode(prompt, tools)
@@ -467,9 +473,8 @@ class ChatTokenizer:
         ends = (*ids, tokenizer.eos_token_id, self._end_of_turn())
         self.end_ids = frozenset(int(token) for token in ends if token is not None)
         """Tokens that end a response: those of the model, the tokenizer and the chat template."""
-        control = self._control_tokens()
-        self._control_ids = frozenset(control)
-        self.special_tokens = [token for token in control.values() if token]
+        self._control = self._control_tokens()
+        self.special_tokens = [token for token in self._control.values() if token]
         """The tokens that a response's text leaves out and that no message may spell: those that end a response, have a
         name of transformers (beginning, padding) or stand around turns. Special tokens of another use are text."""
         self._without_special_tokens = _TokenRemover(self.special_tokens)
@@ -518,7 +523,7 @@ class ChatTokenizer:
 
         A `SchemaText` if the tokenizer's response schema reads the calls.
         """
-        text = str(self.tokenizer.decode([id for id in ids if id not in self._control_ids]))
+        text = str(self.tokenizer.decode([id for id in ids if id not in self._control]))
         return text if self._schema is None else SchemaText(text, self.tokenizer.decode(list(ids)), self._schema)
 
     def _tokenize(self, text: str, bare: bool) -> tuple[int, ...]:
