@@ -43,16 +43,17 @@ def requests_of(n_tokens: int) -> list[GenerationRequest]:
     return [GenerationRequest((2, 3, k // 3), n_tokens, [1.0, 0.0, 0.5][k % 3], (k,)) for k in range(9)]
 
 
-def counted(n_tokens: int, eos: frozenset[int]) -> int:
-    model = small_model("qwen2")
+def counted(name: str, n_tokens: int) -> int:
+    model = small_model(name)
     with Recorder() as recorder:
-        sampler.generate(model, requests_of(n_tokens), eos, pad_id=0, shared=Forward(model).shares)
+        sampler.generate(model, requests_of(n_tokens), frozenset(), pad_id=0, shared=Forward(model).shares)
     return len(recorder.waits)
 
 
-def test_decoding_waits_once_in_eight_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["qwen2", "gpt2"])
+def test_decoding_waits_once_in_eight_tokens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sampler._CHECK_EVERY, "cpu", sampler._CHECK_EVERY["cuda"])
-    assert counted(64, frozenset()) - counted(32, frozenset()) == 4
+    assert counted(name, 64) - counted(name, 32) == 4
 
 
 def test_late_checks_change_no_token(byte_policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,10 +109,22 @@ class Linear(torch.nn.Linear):
 
 
 def use_fast_products(model: Any) -> None:
-    """Turn the linear layers of `model` into `Linear`. Names, weights and subclasses of torch's layer do not change."""
+    """Turn the linear layers of `model` into `Linear`. Names, weights and subclasses of torch's layer do not change.
+
+    Switches off a check of transformers, which looks for padding and reads a number back from the device in every call.
+    """
     for part in model.modules():
         if type(part) is torch.nn.Linear:
             part.__class__ = Linear
+        if hasattr(part, _PADDING_CHECK):
+            setattr(part, _PADDING_CHECK, _skip)
+
+
+_PADDING_CHECK = "warn_if_padding_and_no_attention_mask"
+
+
+def _skip(*_: object) -> None:
+    """Do nothing: rows without a mask have no padding."""
 
 
 def forget_casts(model: Any) -> None:
