@@ -229,20 +229,21 @@ def test_central_critic_is_one_for_all_policies(finished) -> None:
     assert [{f"{name}/actor/pg_loss" in row for name in ("one", "two")} for row in rows] == [{False}, *[{True}] * 3]
 
 
-def test_central_critic_refuses_other_tokenizers(shared_recipe, tmp_path) -> None:
-    mixed = ("policies={one: {}, two: {model: {path: tiny}}}", "data={max_prompt_length: 32, max_response_length: 4}")
-    with pytest.raises(ConfigError, match=r"^critic.central: expected policies with one vocabulary, got one and two"):
-        run(shared_recipe, tmp_path / "run", *CENTRAL, *mixed)
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("critic.central=true",), "critic.central: true, but algorithm.adv_estimator: grpo has no critic"),
+        ((*CENTRAL, "critic.context=trajectory"), "critic.context: trajectory, but critic.central: true reads"),
+        (
+            (*CENTRAL, "policies.two.model.path=tiny", "data.max_prompt_length=32", "data.max_response_length=4"),
+            "critic.central: expected policies with one vocabulary, got one and two",
+        ),
+    ],
+)
+def test_central_critic_needs_one_critic_and_tokenizer(shared_recipe, tmp_path, overrides, message) -> None:
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        run(shared_recipe, tmp_path / "run", *overrides)
     assert not (tmp_path / "run").exists()
-
-
-def test_central_critic_needs_a_critic_of_all_policies(shared_recipe) -> None:
-    with pytest.raises(ConfigError, match=r"^critic.central: true, but algorithm.adv_estimator: grpo has no critic"):
-        load_recipe(shared_recipe, ["critic.central=true"])
-    with pytest.raises(
-        ConfigError, match=r"^critic.context: trajectory, but critic.central: true reads the steps of all"
-    ):
-        load_recipe(shared_recipe, [*CENTRAL, "critic.context=trajectory"])
 
 
 NAMED = ("trainer.resume_mode=resume_path", "trainer.resume_from_path=CHECKPOINT")

@@ -428,7 +428,7 @@ def test_follow_matches_the_template_of_the_whole_talk(template):
     assert (*prompt_ids, *glue, *response_ids, *chat.follow([result])) == (*whole, *glue)
 
 
-def test_template_without_tools_gets_them_calls_and_results_as_text():
+def test_template_without_tools_gets_calls_as_text():
     messages = [
         {"role": "system", "content": "Be brief."},
         *TALK,

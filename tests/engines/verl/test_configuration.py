@@ -47,6 +47,10 @@ def refused(*arguments, recipe=TOY):
     return str(caught.value)
 
 
+def values_of(words):
+    return {key: yaml.safe_load(value) for key, value in (word.split("=") for word in words.split())}
+
+
 def select(config, key):
     return OmegaConf.select(config, key, throw_on_missing=True)
 
@@ -169,12 +173,27 @@ OF_VERL = f"{ROLLOUT}.max_model_len=null trainer.logger=console trainer.default_
             "verl.trainer.nnodes='\\${data.train_batch_size}' -- trainer.n_gpus_per_node=${trainer.nnodes}",
             "trainer.nnodes=2 trainer.n_gpus_per_node=2",
         ),
+        (
+            "ray_kwargs.ray_init.address=auto ray_kwargs.ray_init.log_to_driver=true trainer.num_threads=3 "
+            "ray_kwargs.ray_init.runtime_env.env_vars.A=b",
+            "ray_kwargs.ray_init.address=auto ray_kwargs.ray_init.log_to_driver=true ray_kwargs.ray_init.num_cpus=null "
+            "ray_kwargs.ray_init.runtime_env.env_vars.OMP_NUM_THREADS='3' ray_kwargs.ray_init.runtime_env.env_vars.A=b",
+        ),
+        (  # required
+            "trainer.num_threads=0",
+            "trainer.use_v1=true trainer.v1.trainer_mode=sync trainer.default_local_dir=/runs/one/checkpoints "
+            "trainer.logger=[] trainer.experiment_name=one data.train_files=train data.val_files=val "
+            "data.custom_cls.path=pkg://creditflow.engines.verl.dataset data.custom_cls.name=TaskDataset "
+            f"{ACTOR}.use_dynamic_bsz=true {ACTOR}.checkpoint.save_contents=[model,optimizer,extra,hf_model] "
+            f"{ROLLOUT}.name=vllm {ROLLOUT}.calculate_log_probs=true {ROLLOUT}.prompt_length=128 "
+            f"{ROLLOUT}.response_length=4 {ROLLOUT}.agent.agent_loop_manager_class="
+            "creditflow.engines.verl.agent_loop.CreditflowAgentLoopManager ray_kwargs.ray_init.log_to_driver=false "
+            "ray_kwargs.ray_init.runtime_env.env_vars=null",
+        ),
     ],
 )
 def test_options_reach_verl(arguments, verls):
-    expected = {key: yaml.safe_load(value) for key, value in (word.split("=") for word in verls.split())}
-
-    config = composed(*arguments.split())
+    config, expected = composed(*arguments.split()), values_of(verls)
 
     assert {key: select(config, key) for key in expected} == expected
     assert validate(config) == [] or "lora_rank" in arguments
@@ -245,46 +264,6 @@ def test_asynchronous_mode_bounds_and_corrects_staleness():
     shared = compose(recipe, (*SEPARATE[:2], f"{ROLLOUT}.n_gpus_per_node=4"), RUN)
     for of_policy in policy_configs(shared, recipe.config).values():
         assert of_policy.actor_rollout_ref.rollout.n_gpus_per_node == 2
-
-
-# Required options
-
-
-def test_required_engine_options_are_set():
-    config = composed("trainer.num_threads=0")
-
-    assert config.trainer.use_v1 is True
-    assert config.trainer.v1.trainer_mode == "sync"
-    assert config.trainer.default_local_dir == "/runs/one/checkpoints"
-    assert list(config.trainer.logger) == []
-    assert config.trainer.experiment_name == "one"  # the folder's name
-    assert (config.data.train_files, config.data.val_files) == ("train", "val")
-    assert config.data.custom_cls.path == "pkg://creditflow.engines.verl.dataset"
-    assert config.data.custom_cls.name == "TaskDataset"
-    assert config.actor_rollout_ref.actor.use_dynamic_bsz is True
-    assert "hf_model" in config.actor_rollout_ref.actor.checkpoint.save_contents
-    assert config.actor_rollout_ref.rollout.name == "vllm"
-    assert config.actor_rollout_ref.rollout.calculate_log_probs is True
-    assert config.actor_rollout_ref.rollout.agent.agent_loop_manager_class == (
-        "creditflow.engines.verl.agent_loop.CreditflowAgentLoopManager"
-    )
-    assert (config.actor_rollout_ref.rollout.prompt_length, config.actor_rollout_ref.rollout.response_length) == (
-        128,
-        4,
-    )
-    assert config.ray_kwargs.ray_init.log_to_driver is False
-    assert "env_vars" not in config.ray_kwargs.ray_init.runtime_env
-
-
-def test_ray_options_reach_verl():
-    config = composed(
-        "ray_kwargs.ray_init={address: auto, log_to_driver: true, runtime_env: {env_vars: {A: b}}}",
-        "trainer.num_threads=3",
-    )
-
-    init = config.ray_kwargs.ray_init
-    assert (init.address, init.log_to_driver, init.num_cpus) == ("auto", True, None)
-    assert dict(init.runtime_env.env_vars) == {"OMP_NUM_THREADS": "3", "A": "b"}
 
 
 def test_carried_recipe_keeps_dollar_signs():
@@ -426,6 +405,10 @@ UNKNOWN = "got an unexpected keyword argument 'mine'"
         ("critic.context=trajectory", "{key}: trajectory is for --engine local"),
         ("audit.every=1", "{key}: 1 is for --engine local"),
         (f"{CRITIC} critic.central=true", "critic.central: True is for --engine local"),
+        (
+            "policies.default.trainable=true team.agents.critic.policy=other policies.other.trainable=false",
+            "{key}: false, but verl",
+        ),
         ("actor_rollout_ref.model.path=null", "{key}: expected a Hugging Face"),
         (f"-- {ROLLOUT}.n=1", "{key}: 1 rollout of each task; grpo"),
         (f"-- {ACTOR}.optim.betas=[a,b]", "{key}: "),
@@ -519,12 +502,6 @@ def test_trainer_device_is_rejected(device):
         compose(load_recipe(TOY, [f"trainer.device={device}"]), [], RUN)
 
 
-def test_frozen_policy_without_an_endpoint_is_rejected():
-    policies = "policies={default: {}, other: {trainable: false}}"
-
-    assert refused(policies, "team.agents.critic.policy=other").startswith("policies.other.trainable: false, but verl")
-
-
 @pytest.mark.parametrize(("refuses", "by_override"), [(dry_run, False), (launch, True)])
 def test_several_trained_policies_need_separate_servers(tmp_path, refuses, by_override):
     """verl's adapter for TensorRT-LLM finds servers by rank, so two policies would share the first one's servers."""
@@ -550,10 +527,9 @@ def test_rows_beyond_the_micro_batch_limit_are_rejected():
 
     assert message.startswith(f"{ACTOR}.ppo_max_token_len_per_gpu: 1000, which a row of ")
     assert "1028 tokens" in message
-    composed("data.max_response_length=900", f"{ACTOR}.ppo_max_token_len_per_gpu=600", "--",
-             f"{ACTOR}.ulysses_sequence_parallel_size=2")  # fmt: skip
-    composed("data.max_response_length=900", f"{ACTOR}.ppo_max_token_len_per_gpu=600", "--",
-             f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size=2")  # fmt: skip
+    for section in (ACTOR, f"{ACTOR}.fsdp_config"):
+        ulysses = f"{section}.ulysses_sequence_parallel_size=2"
+        composed("data.max_response_length=900", f"{ACTOR}.ppo_max_token_len_per_gpu=600", "--", ulysses)
 
 
 def test_unchecked_lora_rank_is_reported(monkeypatch):
@@ -589,16 +565,14 @@ def test_dry_run_prints_a_shipped_recipe_without_ray(name, monkeypatch):
 
 def test_dapo_recipe_has_its_published_settings():
     config = composed(recipe=RECIPES / "dapo_32b.yaml")
-    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-
-    assert (actor.clip_ratio_low, actor.clip_ratio_high, actor.loss_agg_mode) == (0.2, 0.28, "token-mean")
-    assert (actor.use_kl_loss, actor.optim.lr, actor.optim.lr_warmup_steps) == (False, 1e-6, 20)
-    assert (config.data.train_batch_size, actor.ppo_mini_batch_size) == (512, 32)
-    assert (rollout.n, rollout.temperature, rollout.top_p) == (16, 1.0, 1.0)
-    assert (rollout.prompt_length, rollout.response_length) == (2048, 20480)
-    assert (rollout.val_kwargs.top_p, rollout.val_kwargs.temperature) == (0.7, 1.0)
-    assert config.algorithm.filter_groups.enable is True
-    assert config.algorithm.filter_groups.metric == "acc"
+    expected = values_of(
+        f"{ACTOR}.clip_ratio_low=0.2 {ACTOR}.clip_ratio_high=0.28 {ACTOR}.loss_agg_mode=token-mean {ROLLOUT}.n=16 "
+        f"{ACTOR}.use_kl_loss=false {ACTOR}.optim.lr=1.0e-6 {ACTOR}.optim.lr_warmup_steps=20 {ROLLOUT}.top_p=1.0 "
+        f"data.train_batch_size=512 {ACTOR}.ppo_mini_batch_size=32 {ROLLOUT}.temperature=1.0 "
+        f"{ROLLOUT}.prompt_length=2048 {ROLLOUT}.response_length=20480 {ROLLOUT}.val_kwargs.top_p=0.7 "
+        f"{ROLLOUT}.val_kwargs.temperature=1.0 algorithm.filter_groups.enable=true algorithm.filter_groups.metric=acc"
+    )
+    assert {key: select(config, key) for key in expected} == expected
     functions = {f.fn: f.args for f in read_run_handle(config).config.reward.functions}
     assert functions == {"math_verify": {}, "overlong": {"max_length": 20480, "cache_length": 4096}}
 

@@ -39,7 +39,7 @@ def output(*ids, version=3, stop="completed", logprobs=...):
 
 
 def ask(fleet, temperature=1.0, max_tokens=4, versions=range(3, 4)):
-    policy = ServedPolicy(fleet, chat_tokenizer=None, eos_ids=frozenset([EOS]), max_positions=64)
+    policy = ServedPolicy(fleet, SimpleNamespace(end_ids={EOS}), max_positions=64)
     params = {"temperature": 1.0, "top_p": 0.9, "top_k": 5, "logprobs": True}
     trajectory = Servers({"default": policy}, params, versions=versions, request_id="trajectory")
     request = GenerationRequest((1, 2), max_tokens, temperature, seed=(0,))

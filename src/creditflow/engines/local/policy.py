@@ -55,7 +55,6 @@ class Policy(ChatModel):
         self.forward = Forward(self.model)
         self.shares = self.forward.shares
         """Whether decoding rows share equal prompts."""
-        self.tokenizer = tokenizer
         self.device = device
         self.version = 0
         self.chat_tokenizer = ChatTokenizer(tokenizer, model.generation_config.eos_token_id, n_tokens(model))

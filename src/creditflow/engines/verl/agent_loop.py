@@ -153,7 +153,7 @@ def _served(client: Any, model_section: Any, rollout: Any) -> ServedPolicy:
     n_tokens = getattr(model.hf_config.get_text_config(decoder=True), "vocab_size", None)
     chat = ChatTokenizer(model.tokenizer, getattr(model.generation_config, "eos_token_id", None), n_tokens)
     positions = rollout.max_model_len or rollout.prompt_length + rollout.response_length
-    return ServedPolicy(client, chat, chat.end_ids, int(positions))
+    return ServedPolicy(client, chat, int(positions))
 
 
 def step_output(trajectory: Trajectory, step: Step, seconds: float) -> StepOutput:

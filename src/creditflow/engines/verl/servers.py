@@ -68,15 +68,9 @@ class ServedPolicy(ChatModel):
 
     client: ServerClient
     chat_tokenizer: ChatTokenizer
-    eos_ids: frozenset[int]
     max_positions: int
     version: int = 0
     """Constant. The servers return the version with each response (`Generation.version`)."""
-
-    @property
-    def tokenizer(self) -> Any:
-        """The transformers tokenizer."""
-        return self.chat_tokenizer.tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +116,7 @@ class Servers:
         if output.log_probs is None or len(output.log_probs) != len(ids):
             got = "none" if output.log_probs is None else str(len(output.log_probs))
             raise CreditflowError(f"policy {policy}: expected {len(ids)} log-probabilities, one a token, got {got}")
-        cut_off = len(ids) >= request.max_tokens and not (ids and ids[-1] in served.eos_ids)
+        cut_off = len(ids) >= request.max_tokens and not (ids and ids[-1] in served.chat_tokenizer.end_ids)
         reason: FinishReason = "length" if cut_off else "stop"
         return Generation(ids, tuple(output.log_probs), reason, spans[0][1], tuple(spans) if len(spans) > 1 else ())
 
@@ -132,7 +126,7 @@ class Servers:
         client = served.client
         params = dict(self.sampling_params, temperature=request.temperature, max_tokens=request.max_tokens)
         # Servers stop only at the generation configuration's end tokens, which may lack the chat template's.
-        params["stop_token_ids"] = sorted(served.eos_ids)
+        params["stop_token_ids"] = sorted(served.chat_tokenizer.end_ids)
         if request.temperature == 0:
             params |= {"top_p": 1.0, "top_k": -1}
         elif request.temperature != self.sampling_params["temperature"]:

@@ -19,11 +19,9 @@ class LocalModel(ChatModel):
     def __init__(self, folder: Path, model: Any, tokenizer: Any, device: Any) -> None:
         """Use as the argument `make` of `load_model`."""
         self.model = model
-        self.tokenizer = tokenizer
         self.device = device
         self.chat_tokenizer = ChatTokenizer(tokenizer, model.generation_config.eos_token_id, n_tokens(model))
         self.end_ids = sorted(self.chat_tokenizer.end_ids)
-        self.pad_id = self.chat_tokenizer.pad_id
         self.max_positions = position_limit(model.config).tokens
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
@@ -58,7 +56,7 @@ class LocalModel(ChatModel):
         from transformers import GenerationConfig
 
         width = max(len(request.prompt_ids) for request in requests)
-        ids = torch.full((len(requests), width), self.pad_id)
+        ids = torch.full((len(requests), width), self.chat_tokenizer.pad_id)
         mask = torch.zeros((len(requests), width), dtype=torch.long)
         for row, request in enumerate(requests):
             ids[row, width - len(request.prompt_ids) :] = torch.tensor(request.prompt_ids)
@@ -68,7 +66,7 @@ class LocalModel(ChatModel):
             do_sample=False,
             num_beams=1,
             eos_token_id=self.end_ids or None,
-            pad_token_id=self.pad_id,
+            pad_token_id=self.chat_tokenizer.pad_id,
         )
         with torch.inference_mode():
             out = self.model.generate(
