@@ -59,9 +59,10 @@ def test_calls_with_one_id_form_one_trajectory() -> None:
     assert alone.steps[0].response == "Hi"
 
 
-def test_each_choice_is_a_step() -> None:
-    (trajectory,) = trajectories({"request": asked("Choose"), "response": completion("one", "two")})
-    assert [(step.response, step.parents) for step in trajectory.steps] == [("one", ()), ("two", ())]
+def test_first_choice_of_a_call_is_the_step() -> None:
+    made = convert(from_chat_log([{"request": asked("Choose"), "response": completion("one", "two")}]))
+    assert [step.response for step in made.trajectories[0].steps] == ["one"]
+    assert [(left.what, left.name) for left in made.left_out] == [("choice", "two")]
 
 
 def test_vllm_token_ids_and_logprobs_are_kept() -> None:

@@ -38,7 +38,8 @@ def openinference(*outputs: dict[str, str], **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "attributes",
     [
-        openinference({"content": "one"}, {"content": "two"}, **{"llm.invocation_parameters": '{"n": 2}'}),
+        *(openinference({"content": "one"}, {"content": "two"}, **{"llm.invocation_parameters": f'{{"{n}": 2}}'})
+          for n in ("n", "candidate_count")),
         {"gen_ai.operation.name": "chat", "gen_ai.output.messages": json.dumps(
             [{"parts": [text(word)], "finish_reason": "stop"} for word in ("one", "two")])},
         {f"gen_ai.completion.{number}.{key}": value for number, word in enumerate(("one", "two"))
@@ -49,12 +50,6 @@ def test_first_choice_is_the_step_and_the_rest_are_listed(attributes: dict[str, 
     found = made(attributes)
     assert [step.response for step in found.trajectories[0].steps] == ["one"]
     assert [(left.what, left.name) for left in found.left_out] == [("choice", "two")]
-
-
-def test_identical_tool_calls_are_both_kept() -> None:
-    call = {"type": "tool_call", "name": "roll", "arguments": {"sides": 6}}
-    attributes = {"gen_ai.operation.name": "chat", "gen_ai.output.messages": said(call, call)}
-    assert step(attributes).response.splitlines() == ['{"name": "roll", "arguments": {"sides": 6}}'] * 2
 
 
 def test_tool_result_in_two_forms_is_read_once() -> None:

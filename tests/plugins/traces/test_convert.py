@@ -326,9 +326,13 @@ def test_missing_logprobs_of_trace_tokens_are_nan() -> None:
     assert step.logprobs == (-0.5, -1.0)
 
 
-def test_agent_is_found_by_time_without_nesting() -> None:
-    assert [step.agent for step in one([agent("writer", 0, 10), call("a", 2, 5), call("b", 12, 15)]).steps] == [
-        "writer", "agent"]  # fmt: skip
+@pytest.mark.parametrize(
+    ("others", "name"), [([], "writer"), ([("inner", 1, 6)], "inner"), ([("beside", 1, 20)], "agent")]
+)
+def test_agent_is_found_by_time_without_nesting(others: list[Any], name: str) -> None:
+    agents = [agent(*times) for times in (("writer", 0, 10), *others)]
+    steps = one([*agents, call("a", 2, 5), call("b", 22, 25)]).steps
+    assert [step.agent for step in steps] == [name, "agent"]
 
 
 def test_calls_that_share_a_response_id_are_two() -> None:

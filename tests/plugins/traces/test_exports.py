@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from creditflow.data import Trajectory, TrajectoryBatch
+from creditflow.errors import DataError
 from creditflow.plugins.traces import Converted, convert, read_spans
 from tests.paths import TRACES
 from tests.plugins.traces.test_fuzz import places
@@ -116,13 +117,12 @@ def test_export_lines_read_as_one_list(tmp_path: Path) -> None:
         assert read_spans(file) == read_spans(EXPORTS / f"{name}.json")
 
 
-def test_record_of_another_form_is_listed(tmp_path: Path) -> None:
+def test_record_of_another_form_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "runs.json"
     runs = json.loads((EXPORTS / "langsmith.json").read_text())
-    file.write_text(json.dumps([*runs, {"odd": 1}, 7]))
-    made = convert(read_spans(file))
-    assert [one.reason for one in made.left_out] == ["expected a record of LangSmith"] * 2
-    assert len(made.trajectories) == 2
+    file.write_text(json.dumps([*runs, {"odd": 1}]))
+    with pytest.raises(DataError, match=rf"record {len(runs) + 1}: expected a record of LangSmith, got {{'odd': 1}}"):
+        read_spans(file)
 
 
 @pytest.mark.parametrize(

@@ -170,9 +170,12 @@ def test_reasoning_is_part_of_the_response(message: dict[str, Any], form: str) -
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
 def test_call_cut_off_in_its_reasoning_is_kept(key: str) -> None:
     message = {"role": "assistant", "content": None, key: "3 + 4 ="}
-    made = logged({"messages": [USER]}, {"id": "r", "choices": [{"message": message, "finish_reason": "length"}]})
-    assert step(made).response == "3 + 4 ="
-    assert made.trajectories[0].status == "truncated"
+    for response in (
+        {"id": "r", "choices": [{"message": message, "finish_reason": "length"}]},
+        {"id": "r", "type": "message", **message, "stop_reason": "max_tokens"},
+    ):
+        made = logged({"messages": [USER]}, response)
+        assert (step(made).response, made.trajectories[0].status) == ("3 + 4 =", "truncated")
 
 
 def test_thinking_of_openllmetry_is_part_of_the_response() -> None:
@@ -250,6 +253,9 @@ def test_json_of_a_tool_result_is_read_as_its_value() -> None:
           "contents": [{"role": "user", "parts": [{"text": "How many?"}]}]},
          {"candidates": [{"content": {"role": "model", "parts": [{"text": SAID}]}, "finishReason": "STOP"}],
           "usageMetadata": {"promptTokenCount": 3, "candidatesTokenCount": 2}}),
+        ({"config": {"system_instruction": "Be brief."}, "contents": "How many?", "system": None},
+         {"candidates": [{"content": {"role": "model", "parts": [{"text": SAID}]}}],
+          "usage_metadata": {"prompt_token_count": 3, "candidates_token_count": 2}}),
         ({"instructions": "Be brief.", "input": "How many?"},
          {"id": "1", "output": [{"type": "message", "role": "assistant",
                                  "content": [{"type": "output_text", "text": SAID}]}],
@@ -258,7 +264,7 @@ def test_json_of_a_tool_result_is_read_as_its_value() -> None:
          {"message": {"role": "assistant", "content": SAID}, "done_reason": "stop",
           "usage": {"prompt_tokens": 3, "completion_tokens": 2}}),
     ],
-    ids=["anthropic", "bedrock", "gemini", "responses", "ollama"],
+    ids=["anthropic", "bedrock", "gemini", "gemini's client", "responses", "ollama"],
 )  # fmt: skip
 def test_call_log_of_each_provider_is_read(request_: dict[str, Any], response: dict[str, Any]) -> None:
     found = step(logged(request_, response))
@@ -281,6 +287,8 @@ def test_blocks_of_one_text_are_joined_unchanged() -> None:
          "its response is in a form that is not known: utterance"),
         ({"langsmith.span.kind": "llm", "gen_ai.prompt": '{"messages": []}', "gen_ai.completion": '{"utterances": []}'},
          "its response is in a form that is not known: utterances"),
+        *(({"mlflow.spanType": '"LLM"', "mlflow.spanOutputs": json.dumps({key: "Rome", "answer": 1})},
+           "its response is in a form that is not known: answer") for key in ("reasoning", "output", "text")),
         ({"openinference.span.kind": "LLM", "input.value": "hi", "output.value": "ho"},
          "it has input.value, output.value"),
         ({"mlflow.spanType": '"LLM"', "mlflow.spanInputs": "{}", "mlflow.spanOutputs": "{}"},

@@ -150,6 +150,24 @@ def test_items_of_one_response_are_one_message() -> None:
         assert (trajectory.steps[2].parents, trajectory.steps[2].info["parents_by"]) == ((0,), "text")
 
 
+TEXT = {"type": "text", "content": "I look both up."}
+
+
+@pytest.mark.parametrize("parts", [(TEXT, WEATHER), (WEATHER, NEWS), (WEATHER, WEATHER)])
+def test_items_that_each_have_an_end_are_one_response(parts: tuple[dict[str, Any], ...]) -> None:
+    items = [{"role": "assistant", "parts": [{"type": "tool_call", **part}], "finish_reason": "stop"} for part in parts]
+    made = convert([span({**OTEL, "gen_ai.input.messages": "Go.", "gen_ai.output.messages": json.dumps(items)})])
+    assert step(made).response == "\n".join(part.get("content") or json.dumps(part) for part in parts)
+
+
+@pytest.mark.parametrize("key", ["function_call", "functionResponse", "file_data", "executable_code", "toolUse", "x"])
+def test_key_without_a_value_is_absent(key: str) -> None:
+    asked, said = ({"role": role, "parts": [{"text": "So.", key: None}]} for role in ("user", "model"))
+    response = {"candidates": [{"content": {**said, "function_call": {}}}]}
+    found = step(convert(from_chat_log([{"request": {"contents": [asked]}, "response": response}])))
+    assert (found.prompt, found.response) == ("[user]\nSo.", "So.")
+
+
 @pytest.mark.parametrize("form", ["request", "messages"])
 def test_langfuse_items_and_tool_definitions_are_read(form: str) -> None:
     definition = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}

@@ -47,8 +47,8 @@ def from_chat_log(lines: Iterable[Any], where: str = "chat log", *, after: int =
         if not isinstance(line.get("messages", []), list):
             raise DataError(f"{where}: line {number - after}: messages: expected a list of them")
         trajectory_id = next((text_of(line[key]) for key in _TRAJECTORY if line.get(key) is not None), f"line {number}")
-        read = call_spans if "request" in line else _conversation
-        spans += read(line, trajectory_id, number)
+        is_call = "request" in line
+        spans += [call_span(line, trajectory_id, number)] if is_call else _conversation(line, trajectory_id, number)
     return spans
 
 
@@ -93,30 +93,25 @@ def _spelled(message: Mapping[str, Any]) -> bytes:
         return b""
 
 
-def call_spans(line: Mapping[str, Any], trajectory_id: str, number: int) -> Iterator[Span]:
-    """One span for each choice in the `response` to a `request`."""
-    request, response = mapping(line.get("request")), line.get("response")
-    answer = mapping(response)
-    common = {
+def call_span(line: Mapping[str, Any], trajectory_id: str, number: int) -> Span:
+    """The call of a line with `request` and `response`."""
+    request, answer = mapping(line.get("request")), mapping(line.get("response"))
+    choices = choices_of(line.get("response"))
+    first = mapping(choices[0]) if choices else {}
+    own = {
         "gen_ai.input.messages": dict(request),
+        "gen_ai.output.messages": choices,
         "gen_ai.request.model": request.get("model") or answer.get("model"),
         "gen_ai.request.temperature": request.get("temperature"),
+        "gen_ai.response.id": first_in(answer, ("id", "responseId", "response_id")),
         "creditflow.usage": first_in(answer, ("usage", "usageMetadata", "usage_metadata")),
         "prompt_token_ids": answer.get("prompt_token_ids"),
+        "response_token_ids": first.get("token_ids"),
+        "logprobs.content": mapping(first.get("logprobs")).get("content"),
         "creditflow.agent": line.get("agent"),
     }
-    choices = choices_of(response)
-    for place, choice in enumerate(choices):
-        # Several choices share the id of one response. Without an id they do not count as one call recorded twice.
-        response_id = first_in(answer, ("id", "responseId", "response_id")) if len(choices) == 1 else None
-        of_choice = {
-            "gen_ai.output.messages": [choice],
-            "gen_ai.response.id": response_id,
-            "response_token_ids": mapping(choice).get("token_ids"),
-            "logprobs.content": mapping(mapping(choice).get("logprobs")).get("content"),
-        }
-        unread = list(_unread_rewards(line, number)) if place == 0 else ()
-        yield _call((trajectory_id, f"{number}.{place}", None), number * _STRIDE, common | of_choice, line, *unread)
+    ids = trajectory_id, f"{number}", None
+    return _call(ids, number * _STRIDE, own, line, *_unread_rewards(line, number))
 
 
 def _call(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from creditflow.plugins.traces.chat_log import call_spans
+from creditflow.errors import DataError
+from creditflow.plugins.traces.chat_log import call_span
 from creditflow.plugins.traces.spans import (
-    Lost,
     Reward,
     RewardWithoutNumber,
     Span,
@@ -21,7 +20,6 @@ from creditflow.plugins.traces.spans import (
     nanoseconds,
     text_of,
     time_of,
-    unreadable,
 )
 
 Record = Mapping[str, Any]
@@ -34,17 +32,19 @@ class Export:
     name: str
     has: Callable[[Record], bool]
     """Whether an object is a record of this form."""
-    read: Callable[[Sequence[Record], Lost], Iterator[Span]]
-    """Reads the spans and scores of a file's records, and lists the records that it cannot read."""
+    read: Callable[[Sequence[Record]], Iterator[Span]]
+    """Reads the spans and scores of a file's records."""
     lists: tuple[str, ...] = ()
     """Keys of the lists of records in an object around them, such as a page of a REST API."""
 
 
-def _span(trace: Any, ids: tuple[Any, Any], name: Any, times: tuple[Any, Any], attributes: Record, error: Any) -> Span:
-    """A span. `ids`: its own and its parent's; `times`: start and end, each a text in ISO 8601."""
+def _span(
+    trace: Any, ids: tuple[Any, Any], name: Any, times: tuple[int | None, int | None], attributes: Record, error: Any
+) -> Span:
+    """A span. `ids`: its own and its parent's; `times`: start and end."""
     own = {text_of(key): value for key, value in attributes.items() if value is not None}
-    id, parent, (start, end) = text_of(ids[0]), text_of(ids[1]) or None, map(nanoseconds, times)
-    return Span(text_of(trace), id, parent, text_of(name), start, end, own, error=text_of(error))
+    id, parent = text_of(ids[0]), text_of(ids[1]) or None
+    return Span(text_of(trace), id, parent, text_of(name), *times, own, error=text_of(error))
 
 
 def _score(name: Any, value: Any, label: Any, trace: Any, target: Any, time: int | None) -> Span:
@@ -52,14 +52,9 @@ def _score(name: Any, value: Any, label: Any, trace: Any, target: Any, time: int
 
     `value`: a number or a label; None: `label` is the label. `trace` may be empty if there is a target.
     """
-    if isinstance(value, int | float):
-        try:
-            number: Any = float(value)
-        except OverflowError:
-            number = math.inf if value > 0 else -math.inf
-    else:
-        number = RewardWithoutNumber.label(label if value is None else value)
-    reward = Reward([(text_of(name), number)], [(("span_id", text_of(target)),)] if target else [()])
+    if not isinstance(value, int | float | RewardWithoutNumber):
+        value = RewardWithoutNumber.label(label if value is None else value)
+    reward = Reward([(text_of(name), value)], [(("span_id", text_of(target)),)] if target else [()])
     return Span(text_of(trace), "", None, text_of(name), time, time, {}, rewards=[reward])
 
 
@@ -69,7 +64,7 @@ def _score(name: Any, value: Any, label: Any, trace: Any, target: Any, time: int
 # becomes the outcome, and an earlier one belongs to the call before it.
 
 
-def _lightning_read(records: Sequence[Record], lost: Lost) -> Iterator[Span]:
+def _lightning_read(records: Sequence[Record]) -> Iterator[Span]:
     rewards: dict[str, list[tuple[Any, str, int | None]]] = defaultdict(list)
     last_call: dict[str, str] = defaultdict(str)
     for number, event in enumerate(records):
@@ -79,9 +74,9 @@ def _lightning_read(records: Sequence[Record], lost: Lost) -> Iterator[Span]:
             duration = nanoseconds(data.get("latency_ms"), 1e6)
             start = None if end is None or duration is None else time_of(end - duration)
             error = f"status {data.get('http_status')}" if data.get("status") == "error" else ""
-            for call in call_spans(data, trace, number):
-                last_call[trace] = call.id
-                yield replace(call, start=start, end=end, error=error)
+            call = call_span(data, trace, number)
+            last_call[trace] = call.id
+            yield replace(call, start=start, end=end, error=error)
         elif event["event_type"] == "reward":
             rewards[trace].append((data.get("value"), last_call[trace], end))
     for trace, values in rewards.items():
@@ -96,14 +91,13 @@ LIGHTNING = Export("Agent Lightning 1.0", lambda record: record.keys() >= _LIGHT
 # Langfuse's scores, as its SDK posts them since version 5. Its spans go over OTLP.
 
 
-def _langfuse_read(records: Sequence[Record], lost: Lost) -> Iterator[Span]:
+def _langfuse_read(records: Sequence[Record]) -> Iterator[Span]:
     for score in records:
         name, trace = text_of(score.get("name")) or "score", score.get("traceId")
-        if trace:
-            value, label = score.get("value"), score.get("stringValue")
-            yield _score(name, value, label, trace, score.get("observationId"), nanoseconds(score.get("timestamp")))
-        else:
-            lost.append((f"score {name}", "it belongs to a session, not to a trace"))
+        value, label = score.get("value"), score.get("stringValue")
+        if not trace:
+            value = RewardWithoutNumber("it belongs to a session, not to a trace")
+        yield _score(name, value, label, trace, score.get("observationId"), nanoseconds(score.get("timestamp")))
 
 
 def _is_langfuse(record: Record) -> bool:
@@ -122,7 +116,7 @@ def _is_feedback(record: Record) -> bool:
     return {"key", "run_id"} <= record.keys() and not record.keys().isdisjoint(("score", "value"))
 
 
-def _langsmith_read(records: Sequence[Record], lost: Lost) -> Iterator[Span]:
+def _langsmith_read(records: Sequence[Record]) -> Iterator[Span]:
     runs: dict[str, dict[str, Any]] = defaultdict(dict)
     for record in records:
         if _is_feedback(record):
@@ -142,7 +136,8 @@ def _langsmith_read(records: Sequence[Record], lost: Lost) -> Iterator[Span]:
             "creditflow.usage": outputs.get("usage_metadata") or metadata.get("usage_metadata"),
             **{f"langsmith.metadata.{text_of(key)}": value for key, value in metadata.items()},
         }
-        ids, times = (run["id"], run.get("parent_run_id")), (run.get("start_time"), run.get("end_time"))
+        ids = run["id"], run.get("parent_run_id")
+        times = nanoseconds(run.get("start_time")), nanoseconds(run.get("end_time"))
         yield _span(run.get("trace_id") or run["id"], ids, run.get("name"), times, attributes, run.get("error"))
 
 
@@ -156,19 +151,15 @@ LANGSMITH = Export("LangSmith", _is_langsmith, _langsmith_read, ("post", "patch"
 # MLflow's traces with their assessments, as `Trace.to_dict` and `to_json` write them.
 
 
-def _mlflow_read(records: Sequence[Record], lost: Lost) -> Iterator[Span]:
+def _mlflow_read(records: Sequence[Record]) -> Iterator[Span]:
     for record in records:
         info, spans = record["info"], record["data"]["spans"]
         trace = text_of(info.get("trace_id") or info.get("request_id"))
-        for number, raw in enumerate(items_of(spans), 1):
-            if not isinstance(raw, Mapping):
-                lost.append((f"{trace}: span {number}", f"expected an object, got {type(raw).__name__}"))
-                continue
+        for raw in map(mapping, items_of(spans)):
             status, ids = mapping(raw.get("status")), (id_of(raw.get("span_id")), id_of(raw.get("parent_span_id")))
             error = status.get("message") or "error" if status.get("code") == "STATUS_CODE_ERROR" else ""
-            span = _span(trace, ids, raw.get("name"), (None, None), mapping(raw.get("attributes")), error)
             times = time_of(raw.get("start_time_unix_nano")), time_of(raw.get("end_time_unix_nano"))
-            yield replace(span, start=times[0], end=times[1])
+            yield _span(trace, ids, raw.get("name"), times, mapping(raw.get("attributes")), error)
         for assessment in map(mapping, items_of(info.get("assessments"))):
             # Expectations give no score, and a feedback that was overridden is not valid.
             if isinstance(feedback := assessment.get("feedback"), Mapping) and assessment.get("valid") is not False:
@@ -190,7 +181,7 @@ def _is_annotation(record: Record) -> bool:
     return {"name", "annotator_kind"} <= record.keys() and not record.keys().isdisjoint(("span_id", "trace_id"))
 
 
-def _phoenix_read(records: Sequence[Record], lost: Lost) -> Iterator[Span]:
+def _phoenix_read(records: Sequence[Record]) -> Iterator[Span]:
     for record in records:
         if _is_annotation(record):  # that of a span names no trace
             result, time = mapping(record.get("result")), nanoseconds(record.get("updated_at"))
@@ -201,10 +192,8 @@ def _phoenix_read(records: Sequence[Record], lost: Lost) -> Iterator[Span]:
         # Phoenix takes the kind out of the attributes.
         attributes = {"openinference.span.kind": record["span_kind"], **mapping(record.get("attributes"))}
         error = record.get("status_message") or "error" if record.get("status_code") == "ERROR" else ""
-        ids, times = (
-            (context.get("span_id"), record.get("parent_id")),
-            (record.get("start_time"), record.get("end_time")),
-        )
+        ids = context.get("span_id"), record.get("parent_id")
+        times = nanoseconds(record.get("start_time")), nanoseconds(record.get("end_time"))
         span = _span(context.get("trace_id"), ids, record.get("name"), times, attributes, error)
         for event in map(mapping, items_of(record.get("events"))):
             time = nanoseconds(event.get("timestamp"))
@@ -232,27 +221,17 @@ def export_of(value: Any) -> Export | None:
 
 
 def read_export(export: Export, values: Iterable[Any], where: str) -> list[Span]:
-    """The spans in a file's values, with one span for each score.
-
-    Records that could not be read are listed in a span with the id `UNREADABLE`.
-    """
-    lost: Lost = []
-    objects: list[Record] = []
-    for value in values:
-        for number, record in enumerate(_records(value, export), 1):
-            if isinstance(record, Mapping) and export.has(record):
-                objects.append(record)
-            else:
-                lost.append((f"{where}: record {number}", f"expected a record of {export.name}"))
-    spans = list(export.read(objects, lost))
-    return [*spans, unreadable(lost)] if lost else spans
+    """The spans in a file's values, with one span for each score. Raises DataError for a record of another form."""
+    records = [record for value in values for record in _records(value, export)]
+    for number, record in enumerate(records, 1):
+        if not (isinstance(record, Mapping) and export.has(record)):
+            raise DataError(f"{where}: record {number}: expected a record of {export.name}, got {repr(record)[:80]}")
+    return list(export.read(records))
 
 
 def _records(value: Any, export: Export) -> list[Any]:
     """The records of a value: the entries of its lists, or else the value itself."""
-    lists = (
-        [value[key] for key in export.lists if isinstance(value.get(key), list)] if isinstance(value, Mapping) else []
-    )
+    lists = [entries for key in export.lists if isinstance(entries := mapping(value).get(key), list)]
     return [record for entries in lists for record in entries] if lists else [value]
 
 

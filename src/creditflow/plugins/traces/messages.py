@@ -85,19 +85,16 @@ PROMPT_TOKENS = ("prompt_tokens", "input_tokens", "inputTokens", "promptTokenCou
 RESPONSE_TOKENS = ("completion_tokens", "output_tokens", "outputTokens", *_GEMINI_TOKENS)
 """Keys of the token counts in an object of usage."""
 _BODY = frozenset(("content", "parts", "tool_calls", "function_call", "refusal"))
-_ABOUT = {*WHY_ENDED, *_BESIDE} | _words(
+_OF_A_MESSAGE = _BODY | _words(
     "role name id index type status tool_call_id object created model usage usageMetadata system_fingerprint metrics "
-    "service_tier logprobs token_ids prompt_token_ids choices candidates stop_sequence"
-)
-"""Keys that describe a message or a response rather than holding its content."""
-_OF_A_MESSAGE = (
-    _BODY
-    | _ABOUT
-    | _words(
-        "audio images annotations additional_kwargs response_metadata usage_metadata invalid_tool_calls example "
-        "tool_call_chunks artifact chunk_position phase container"
-    )
-)
+    "service_tier logprobs token_ids prompt_token_ids choices candidates stop_sequence audio annotations example "
+    "additional_kwargs response_metadata usage_metadata invalid_tool_calls tool_call_chunks artifact chunk_position "
+    "phase container images"
+).union(WHY_ENDED, _BESIDE)
+"""All keys of messages, and of responses that are one."""
+_READ = _OF_A_MESSAGE.union(_CONTENTS, ("files", "generation_info"))
+_MARKS = ("role", "type", "index", "message", *WHY_ENDED)
+"""Keys that messages and choices have, but not every object with a content."""
 _OF_A_REQUEST = {*_PROMPTS, *_SYSTEM} | _words(
     "tools tool_choice functions function_call response_format model text temperature top_p max_tokens stream stop n "
     "max_output_tokens store metadata reasoning previous_response_id parallel_tool_calls truncation include user seed"
@@ -123,7 +120,7 @@ class ChatMessage:
     parts: list[Part]
     finish_reason: Any = None
     is_choice: bool = False
-    """Whether it has its own end or number, as choices have; items of a response have none."""
+    """Whether it is known to be one of several choices: it is numbered, or in a list of choices."""
     name: str = ""
 
     @property
@@ -238,7 +235,10 @@ def prompt_of(request: Any, notes: Notes) -> list[ChatMessage]:
     """The messages of a request: to OpenAI, Anthropic, Bedrock, Gemini or LangChain; a list of messages; or a text."""
     system = None
     if isinstance(request, Mapping) and request.keys().isdisjoint(("role", "type")):
-        system, read = first_in(request, _SYSTEM), first_in(request, _PROMPTS)
+        system = first_in(
+            {**mapping(request.get("config")), **filled(request)}, _SYSTEM
+        )  # Gemini's client has a config
+        read = first_in(request, _PROMPTS)
         request = request if system is None and read is None else read
     items = list(listed(request))
     if len(items) == 1 and isinstance(items[0], LIST_TYPES):
@@ -274,7 +274,7 @@ def together(messages: Iterable[ChatMessage | None]) -> list[ChatMessage]:
 
 def responses_of(response: Any, notes: Notes) -> list[ChatMessage]:
     """The message of each choice of a response, in the form of any API, or the messages of a list."""
-    read = (message_of(choice, "assistant", notes) for choice in choices_of(response) if choice is not None)
+    read = [message_of(choice, "assistant", notes) for choice in choices_of(response) if choice is not None]
     messages = [message for message in read if message is not None]
     for message in messages if isinstance(response, Mapping) and len(messages) > 1 else ():
         message.is_choice = True
@@ -289,7 +289,8 @@ def choices_of(response: Any) -> list[Any]:
     LangChain's models return lists of `generations`, one for each request.
     """
     if isinstance(response, LIST_TYPES):
-        return [{"role": "assistant", "content": response}] if are_parts(response) else list(response)
+        is_message = are_parts(response) and not any("role" in part and "content" in part for part in response)
+        return [{"role": "assistant", "content": response}] if is_message else list(response)
     if not isinstance(response, Mapping):
         return [response]
     for key in _CHOICES:
@@ -298,14 +299,21 @@ def choices_of(response: Any) -> list[Any]:
     output, ended = response.get("output"), first_in(response, WHY_ENDED)
     if output is None or "role" in response:
         return [response]
+    if isinstance(output, str):
+        return [{**response, "content": output, "output": None}]
     if isinstance(output, list):
         ended = mapping(response.get("incomplete_details")).get("reason") or response.get("status")
     message = output.get("message", output) if isinstance(output, dict) else output
-    message = {"content": message} if isinstance(message, str | list) else mapping(message)
+    message = {"content": message} if isinstance(message, list) else mapping(message)
     return [{"role": "assistant", **message, "finish_reason": ended}]
 
 
 _CHOICES = ("choices", "candidates", "generations")
+
+
+def filled(value: Mapping[str, Any]) -> Raw:
+    """An object without its keys of no value: some clients write all keys of a type."""
+    return {key: inner for key, inner in value.items() if inner is not None}
 
 
 def first_in(values: Mapping[str, Any], keys: Sequence[str]) -> Any:
@@ -328,8 +336,8 @@ def message_of(raw: Any, role: str, notes: Notes, *, nested: bool = False) -> Ch
         role, reason = text_of(raw.get("role") or role), raw.get("finish_reason")
         kind: Kind = "reasoning" if role == _THINKING else "text"
         role = "assistant" if role == _THINKING else role
-        return ChatMessage(role, [Part(kind, content)] if content else [], reason, reason is not None)
-    message = _unwrapped(raw, notes, nested=nested)
+        return ChatMessage(role, [Part(kind, content)] if content else [], reason)
+    message = filled(_unwrapped(raw, notes, nested=nested))
     content = next((message[key] for key in _CONTENTS if message.get(key) not in (None, "", [], ())), None)
     if isinstance(content, Mapping) and "parts" in content:
         content = content["parts"]  # Gemini
@@ -346,11 +354,12 @@ def message_of(raw: Any, role: str, notes: Notes, *, nested: bool = False) -> Ch
     parts += _parts(_further(message), notes, 0)
     if items != [message]:
         parts += _without([part for part in parts if part.kind == "call"], _parts(_calls_beside(message), notes, 0))
-    if not parts and not any(key in _CONTENTS or key in _BODY for key in message):
-        keys = [key for key in message if isinstance(key, str) and key not in _ABOUT and "." not in key]
-        parts = [_unknown(", ".join(keys[:4]), notes)] if keys else []
+    foreign = [key for key in message if isinstance(key, str) and key not in _READ and "." not in key]
+    has_content = parts or any(key in _CONTENTS or key in _BODY for key in message)
+    if foreign and not (has_content and any(key in raw or key in message for key in _MARKS)):
+        parts = [_unknown(", ".join(foreign[:4]), notes)]
     reason = first_in({**mapping(raw.get("generation_info")), **raw, **message}, WHY_ENDED)
-    return ChatMessage(_role_of(message, role), parts, reason, reason is not None or "index" in raw, name)
+    return ChatMessage(_role_of(message, role), parts, reason, "index" in raw, name)
 
 
 _THINKING = "thinking"
@@ -399,7 +408,7 @@ def _further(message: Mapping[str, Any]) -> Iterator[Any]:
 def _calls_beside(message: Mapping[str, Any]) -> Iterator[Any]:
     for call in listed(json_of(message.get("tool_calls"))):
         yield {"type": "tool_call", **mapping(call.get("tool_call")), **call} if isinstance(call, dict) else call
-    if isinstance(call := json_of(message.get("function_call")), dict):
+    if call := mapping(json_of(message.get("function_call"))):
         yield {"type": "tool_call", **call}
 
 
@@ -426,7 +435,7 @@ def are_parts(value: Any) -> bool:
     """Whether a decoded list holds message parts, rather than JSON that the message is about."""
     if not isinstance(value, LIST_TYPES) or not value or not all(isinstance(part, dict) and part for part in value):
         return False
-    untyped = [part for part in value if not isinstance(part.get("type"), str)]
+    untyped = [filled(part) for part in value if not isinstance(part.get("type"), str)]
     return all(map(_is_untyped, untyped)) and bool(untyped or any(map(_is_typed, value)))
 
 
@@ -446,7 +455,7 @@ def _part(part: Any, notes: Notes, depth: int) -> Iterator[Part]:
         yield from _text(part, "text", notes, depth)
     elif part is not None and not isinstance(part, dict):
         yield _unknown(type(part).__name__, notes)
-    elif part:
+    elif part and (part := filled(part)):
         if "message_content" in part or "tool_call" in part:  # OpenInference
             call = mapping(part.get("tool_call"))
             kind = {"type": "tool_call"} if call else {}
@@ -476,7 +485,7 @@ _LONGEST_REPR = 1_000_000
 
 def _object(part: Raw, notes: Notes, depth: int) -> Iterator[Part]:
     kind, original = _kind_of(part), part
-    if not kind and (key := next((key for key in part if key in _WRAPPED), None)) is not None:
+    if not kind and (key := next((key for key in part if key in _WRAPPED and part[key] != {}), None)) is not None:
         kind, inner = _WRAPPED[key], part[key] if isinstance(part[key], dict) else {"text": part[key]}
         part = dict(mapping(inner.get("reasoningText"))) or inner
     if kind == "reasoning" or part.get("thought") is True:

@@ -346,15 +346,21 @@ def _first_choice(
 ) -> tuple[ChatMessage, Sequence[ChatMessage]]:
     """The response of a call, and its further choices.
 
-    Some conventions have one message per choice, others one per item of a response (a text, a tool call).
+    Some conventions have one message per choice, others one per item of a response (a text, a tool call). Without a
+    number of choices, messages that each have an end are choices if several have a text.
     """
     if len(responses) > 1:
         parameters = mapping(json_of(names.first(attributes, "parameters")))
-        n = names.first(attributes, "n_choices") or parameters.get("n")
-        if (isinstance(n, int) and n > 1) or all(response.is_choice for response in responses):
+        n = names.first(attributes, "n_choices") or first_in(parameters, _N_CHOICES)
+        are_ended = all(response.finish_reason for response in responses)
+        are_texts = are_ended and sum(response.has_text for response in responses) > 1
+        if (isinstance(n, int) and n > 1) or are_texts or all(response.is_choice for response in responses):
             return responses[0], responses[1:]
     reason = next((response.finish_reason for response in responses if response.finish_reason), None)
     return ChatMessage("assistant", [part for response in responses for part in response.parts], reason), ()
+
+
+_N_CHOICES = ("n", "candidate_count", "candidateCount", "num_return_sequences")
 
 
 def _why_unusable(attributes: Mapping[str, Any], messages: Sequence[Message], unknown: Sequence[str]) -> str:

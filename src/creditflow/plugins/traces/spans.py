@@ -181,8 +181,6 @@ def expect_spans(values: Iterable[Any], where: str) -> list[dict[str, Any]]:
                 "export of LangSmith, Langfuse, MLflow or Phoenix, or a log of chats (`messages`, or `request` and "
                 f"`response`), got {content[:300]}{form}"
             )
-        if broken := [key for key in _OTLP & record.keys() if not isinstance(record[key], list | None)]:
-            raise DataError(f"{place}: {broken[0]}: expected a list, got {repr(record[broken[0]])[:80]}")
     return [record for _, record in records]
 
 
@@ -207,12 +205,10 @@ def from_json(values: Iterable[Any], where: str = "spans") -> list[Span]:
     """
     objects = expect_spans(values, where)
     spans = from_agent_lightning(record for record in objects if "span_id" in record)
-    logs, lost = list[Span](), Lost()
+    logs: list[Span] = []
     for message in (record for record in objects if "span_id" not in record):
-        spans += [_from_otlp(*record) for record in _records(message, _SPAN_KEYS, lost)]
-        logs += [_from_log(*record) for record in _records(message, _LOG_KEYS, lost)]
-    if lost:
-        spans.append(unreadable(lost))
+        spans += [_from_otlp(*record) for record in _records(message, _SPAN_KEYS, where)]
+        logs += [_from_log(*record) for record in _records(message, _LOG_KEYS, where)]
     by_place = {(span.trace_id or span.trace, span.id): span for span in spans}
     known: set[tuple[int, str]] = set()
     for number, log in enumerate(sorted(logs, key=lambda log: log.start or 0)):  # collectors write them in any order
@@ -231,47 +227,33 @@ def from_json(values: Iterable[Any], where: str = "spans") -> list[Span]:
 # ---- OTLP ----------------------------------------------------------------------------------------------------------
 
 
-Lost = list[tuple[str, str]]
-"""Place and reason of each record of a file that could not be read."""
-
-
 _SPAN_KEYS = ("resourceSpans", "scopeSpans", "spans")
 _LOG_KEYS = ("resourceLogs", "scopeLogs", "logRecords")
 """Keys of the lists of resources, scopes and records."""
 _Record = tuple[Mapping[str, Any], Mapping[str, Any], str]
 
 
-def _records(message: Mapping[str, Any], keys: tuple[str, str, str], lost: Lost) -> Iterator[_Record]:
+def _records(message: Mapping[str, Any], keys: tuple[str, str, str], where: str) -> Iterator[_Record]:
     """Each record of a message, with the attributes of its resource and the name of its instrumentation."""
-    for where, group in _each(message, keys[0], "", lost):
+    for group in _each(message, keys[0], where):
         resource = _attributes(mapping(group.get("resource")).get("attributes"))
-        for place, scope in _each(group, keys[1], where, lost):
+        for scope in _each(group, keys[1], f"{where}: {keys[0]}"):
             name = text_of(mapping(scope.get("scope")).get("name"))
-            for _, record in _each(scope, keys[2], place, lost):
+            for record in _each(scope, keys[2], f"{where}: {keys[1]}"):
                 yield record, resource, name
 
 
-def _each(holder: Mapping[str, Any], key: str, where: str, lost: Lost) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the objects in a list of `holder`, each with its place in the file; list other values in `lost`."""
-    items, place = holder.get(key), f"{where}.{key}" if where else key
-    others = [text_of(other) for other in holder if other not in _BESIDE_LISTS or (other == key and items is not None)]
-    if others and not isinstance(items, list):
-        lost.append((place, f"expected a list, got {', '.join(others)[:100]}"))
-    for number, item in enumerate(items if isinstance(items, list) else ()):
-        if isinstance(item, dict):
-            yield f"{place}[{number}]", item
-        else:
-            lost.append((f"{place}[{number}]", f"expected an object, got {type(item).__name__}"))
+def _each(holder: Mapping[str, Any], key: str, where: str) -> Sequence[Mapping[str, Any]]:
+    """The objects in a list of `holder`. Raises DataError for anything else."""
+    items, others = holder.get(key), holder.keys() - _BESIDE_LISTS
+    if (items is None and others) or not isinstance(items, list | None):
+        raise DataError(f"{where}: {key}: expected a list, got {', '.join(sorted(others)) or repr(items)[:80]}"[:300])
+    if odd := [item for item in items or () if not isinstance(item, dict)]:
+        raise DataError(f"{where}: {key}: expected objects, got {repr(odd[0])[:80]}")
+    return items or ()
 
 
 _BESIDE_LISTS = _OTLP | _OTHER_SIGNALS | {"resource", "scope", "schemaUrl"}
-UNREADABLE = "unreadable"
-"""The id of the span that carries the unreadable records of a file."""
-
-
-def unreadable(lost: Lost) -> Span:
-    """A span that carries unreadable records."""
-    return Span("", UNREADABLE, None, "", None, None, {}, unread=lost)
 
 
 def _from_log(raw: Mapping[str, Any], resource: Mapping[str, Any], scope: str) -> Span:
