@@ -31,7 +31,7 @@ def passes(test: object, value: object) -> bool:
         ({"call": "f()", "expect": {"1": [2]}}, {1: (2,)}, {1: 2}),
         ({"call": "f()", "expect": [{1: (2,), None: {3}}]}, [{1: [2], None: {3}}], [{"1": [2], None: {3}}]),
         ({"call": "f()", "expect": None}, None, 0),
-        ({"call": "f()", "expect": [1, 2]}, [1, 2], {1, 2}),
+        ({"call": "f()", "expect": [1, 2]}, [1, complex(2)], {1, 2}),
         ({"call": "f()", "expect": math.nan}, math.nan, 0.0),
     ],
 )
@@ -98,6 +98,9 @@ def test_output_is_compared_line_by_line_as_text(printed, is_right):
         ([{"call": "f(1)"}], "test 0: expected input and output"),
         (["assert f(1) == 1", 5], "test 1: expected input and output"),
         (["assert f("], "test 0"),
+        ([{"call": "f(", "expect": 1}], "test 0: .* neither JSON nor Python"),
+        ({"test": "def test(candidate):\n    assert candidate(1)", "entry_point": "f"}, "defines `check`"),
+        ([{"input": "1", "output": " "}], "a test with an output"),
         ("[" * 100_000, "neither|nested"),
         (["assert f(1) == " + "1" * 1_000_000], "at most 1000000 characters"),
         ([{"input": "1", "output": "1", "testtype": "functional"}], "test 0: expected the function's name"),

@@ -398,7 +398,14 @@ async def caught(team: Team) -> None:
         await team.b("two")
 
 
-FORGOTTEN = {
+USES = {
+    "method": lambda team: team.a("one").lower(),
+    "operator": lambda team: "one" + team.a("one"),
+    "item": lambda team: team.a("one")[0],
+    "loop": lambda team: [*team.a("one")],
+    "library": lambda team: json.dumps({"reply": team.a("one")}),
+}
+FORGOTTEN = USES | {
     "in_a_text": lambda team: team.b(f"say {team.a('one')}"),
     "itself": lambda team: team.b(team.a("one")),
     "in_messages": lambda team: team.b([{"role": "user", "content": team.a("one")}]),
@@ -424,9 +431,10 @@ def test_forgotten_await_is_refused(name: str) -> None:
         "caught": line_of(caught, 2),
         "a_generator": f"{line_of(solve, 1)}, {line_of(a_generator, 4)}",
     }
-    assert message.startswith("b's list of parents holds <" if name == "a_parent" else "b's prompt holds <")
-    where = places.get(name, line_of(solve, 1))
-    assert message.endswith(f"expected its result; add `await` to the call that made it ({where})")
+    beginnings = {"a_parent": "b's list of parents holds <", "method": "AttributeError: 'coroutine' object has no"}
+    assert message.startswith(beginnings.get(name, "TypeError: " if name in USES else "b's prompt holds <"))
+    where = f"({places.get(name, line_of(solve, 1))}"
+    assert f"expected its result; add `await` to the call that made it {where}" in message
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
@@ -438,26 +446,6 @@ def test_unawaited_answer_is_refused(answer) -> None:
     message = refusal(solve)
     assert message.startswith("the workflow's answer holds <coroutine object Agent.__call__ at 0x")
     assert message.endswith(f"({line_of(solve, 0)})")
-
-
-USES = {
-    "a method": lambda reply: reply.lower(),
-    "an operator": lambda reply: "one" + reply,
-    "an item": lambda reply: reply[0],
-    "a loop": lambda reply: [*reply],
-    "a library": lambda reply: json.dumps({"reply": reply}),
-}
-
-
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
-@pytest.mark.parametrize("use", USES.values(), ids=USES)
-def test_use_of_an_unawaited_reply_is_refused(use) -> None:
-    async def solve(task: Task, team: Team) -> None:
-        use(team.a("one"))
-
-    message = refusal(solve)
-    assert "coroutine" in message
-    assert f"add `await` to the call that made the coroutine ({line_of(solve, 1)}, " in message
 
 
 def raise_type_error() -> None:

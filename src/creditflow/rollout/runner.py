@@ -97,8 +97,8 @@ def _record_error(error: Exception, trajectory: Trajectory, team: Team, sampling
         case _ if team.refused_prompt is not None:  # over HTTP, it arrives as an error of some client library
             trajectory.info["ended_early"] = str(team.refused_prompt)
         case _ if lacks_await(error):
-            mistake = ConfigError(f"{type(error).__name__}: {error}: add `await` to the call that made the coroutine")
-            raise at_users_line(mistake, error) from error
+            mistake = f"{type(error).__name__}: {error}: expected its result; add `await` to the call that made it"
+            raise at_users_line(ConfigError(mistake), error) from error
         case _:
             trajectory.status = "failed"
             trajectory.info["error"] = located(error, f"{type(error).__name__}: {error}")

@@ -74,6 +74,8 @@ def encoded(value: object, depth: int = 0) -> Any:
         raise ValueError("the value is nested too deep")
     if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
         value = value.tolist()
+    if isinstance(value, complex) and not value.imag:
+        value = value.real
     if value is None or value is True or value is False:
         return value
     for kind, plain in ((int, int), (float, float), (str, str.__str__)):  # subclasses, too
@@ -134,7 +136,7 @@ def _definitions() -> list[tuple[Any, str, Any, Any]]:
         (owner, name, value, value.__code__ if isinstance(value, types.FunctionType) else None)
         for owner in (*modules, *classes.values())
         for name, value in vars(owner).items()
-        if callable(value) or isinstance(owner, type)
+        if callable(value) or isinstance(value, classmethod | property)
     ]
 
 

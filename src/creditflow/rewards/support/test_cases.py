@@ -161,8 +161,7 @@ def read_tests(truth: Any) -> tuple[Case, ...]:
       is named: by `fn_name`, `func_name` or `metadata.func_name`. `testtype` or `type` may name the kind;
     * a list of `{"call": "f(2, 3)", "expect": 5}`, and of texts of Python code, each of which is a test (MBPP, there
       under `test_list`);
-    * one text of Python code, whose checks are the tests (`read_program`); `{"test": ..., "entry_point": ...}` is
-      HumanEval's.
+    * one text of Python code (`read_program`); `{"test": ..., "entry_point": ...}` is HumanEval's.
     Raises ValueError for anything else, and if there is no test.
     """
     if isinstance(truth, str):
@@ -171,23 +170,37 @@ def read_tests(truth: Any) -> tuple[Case, ...]:
     if isinstance(truth, str):
         return read_program(truth)
     if isinstance(truth, Mapping) and {"test", "entry_point"} <= truth.keys():
+        if "def check(" not in str(truth["test"]):
+            raise ValueError(f"expected a test that defines `check`, got {shown(truth['test'])}")
         return read_program(f"{truth['test']}\n\ncheck({truth['entry_point']})\n")
-    if isinstance(truth, Mapping) and isinstance(truth.get("test_list"), list):
-        imports = truth.get("test_imports") or []
-        before = "\n".join([*map(str, imports), str(truth.get("test_setup_code") or "")])
-        truth = [f"{before}\n{test}" for test in truth["test_list"]]
-    elif isinstance(truth, Mapping) and isinstance(truth.get("test_cases"), list):
-        if str(truth.get("language") or "python").lower() not in ("python", "python3"):
-            raise ValueError(f"expected tests of Python programs, got language {shown(truth['language'])}")
-        truth = truth["test_cases"]
-    if isinstance(truth, Mapping):
-        inputs, outputs = truth.get("inputs"), truth.get("outputs")
-        if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
-            raise ValueError(f"expected tests with as many inputs as outputs, got {shown(dict(truth))}")
-        truth = [{**truth, "input": before, "output": after} for before, after in zip(inputs, outputs, strict=True)]
+    truth = _listed(truth) if isinstance(truth, Mapping) else truth
     if not isinstance(truth, Sequence) or not truth:
         raise ValueError(f"expected tests, got {shown(truth)}")
-    return tuple(_of_one(test, f"test {i}") for i, test in enumerate(truth))
+    tests: list[Case] = []
+    for i, test in enumerate(truth):
+        try:
+            tests.append(_of_one(test))
+        except ValueError as error:
+            raise ValueError(f"test {i}: {error}") from error
+    if all(isinstance(test, InputOutput) and not test.output.strip() for test in tests):
+        raise ValueError("expected a test with an output, got empty ones, which any program passes")
+    return tuple(tests)
+
+
+def _listed(truth: Mapping[str, Any]) -> list[Any]:
+    """The tests of an object that holds a list of them, or columns of inputs and outputs."""
+    if isinstance(truth.get("test_list"), list):
+        imports = truth.get("test_imports") or []
+        before = "\n".join([*map(str, imports), str(truth.get("test_setup_code") or "")])
+        return [f"{before}\n{test}" for test in truth["test_list"]]
+    if isinstance(truth.get("test_cases"), list):
+        if str(truth.get("language") or "python").lower() not in ("python", "python3"):
+            raise ValueError(f"expected tests of Python programs, got language {shown(truth['language'])}")
+        return list(truth["test_cases"])
+    inputs, outputs = truth.get("inputs"), truth.get("outputs")
+    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
+        raise ValueError(f"expected tests with as many inputs as outputs, got {shown(dict(truth))}")
+    return [{**truth, "input": before, "output": after} for before, after in zip(inputs, outputs, strict=True)]
 
 
 _SCRIPTS = frozenset(("stdin", "stdin_stdout", "standard_input"))
@@ -233,20 +246,17 @@ def _of_fn(name: str, arguments: Any, expected: Any) -> Case:
     return CaseCall({"fn": name, "args": encoded(args)}, holds, shown(expected))
 
 
-def _of_one(test: Any, where: str) -> Case:
-    try:
-        if isinstance(test, str):
-            ask = read_program(test)[0].ask
-            return TestProgram(ask, range(len(ask["test"]) + 1))
-        if isinstance(test, Mapping) and {"input", "output"} <= test.keys():
-            return _of_pair(test, test["input"], test["output"])
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from error
+def _of_one(test: Any) -> Case:
+    if isinstance(test, str):
+        ask = read_program(test)[0].ask
+        return TestProgram(ask, range(len(ask["test"]) + 1))
+    if isinstance(test, Mapping) and {"input", "output"} <= test.keys():
+        return _of_pair(test, test["input"], test["output"])
     if isinstance(test, Mapping) and {"call", "expect"} <= test.keys():
         expected = test["expect"]
         ask = {"call": str(test["call"]), "outside": sorted(parsed(str(test["call"]))[1])}
         return CaseCall(ask, lambda value: alike(value, expected), shown(expected))
-    raise ValueError(f"{where}: expected input and output, call and expect, or Python code, got {shown(test)}")
+    raise ValueError(f"expected input and output, call and expect, or Python code, got {shown(test)}")
 
 
 # Programs of tests
@@ -356,7 +366,7 @@ class _Seen(ast.NodeTransformer):
         return node if is_own else _seen(node)
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
-        node.msg = node.msg or ast.Constant(ast.unparse(node.test))
+        node.msg = node.msg or ast.Constant(ast.unparse(node.test)[:_SHOWN])
         return self.generic_visit(node)
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
