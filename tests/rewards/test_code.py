@@ -78,6 +78,7 @@ LISTED = f"1. The code:\n   {FENCE}python\n   def f(x):\n       return x * x\n  
         (f"{SQUARE}\n{FENCE}\nIt squares x.", SQUARE),
         (block(SQUARE) + block("print(f(2))") + block("4", "") + block("y = 4", ""), SQUARE),
         (block("print(1)") + block(SQUARE, ""), SQUARE),
+        (block("def add(x): return x") + block("print(add(2))"), "def add(x): return x"),
         (block(SQUARE) + f"{FENCE}python\ndef f(x):\n    return (", SQUARE),
         (f"{FENCE}python\n{SQUARE}\n{FENCE}python\nprint(f(2))\n{FENCE}", SQUARE),
         (

@@ -154,8 +154,8 @@ def code_in(text: str) -> str:
     """
     text = without_thoughts(_marked(text))[-MAX_TEXT_CHARACTERS:]
     before, *blocks = [(language, _dedented(block)) for language, block in _blocks(text)]
-    likely = [code for language, code in (before, *blocks) if language in ("", *_PYTHON)]
-    code = next((code for code in reversed(likely[-_CANDIDATES:]) if is_complete(code)), None)
+    likely = [code for language, code in (before, *blocks) if language in ("", *_PYTHON)][-_CANDIDATES:]
+    code = next((likely[i] for i in range(len(likely))[::-1] if is_complete(likely[i], "\n".join(likely[:i]))), None)
     if code is None:
         marked = [block for block in blocks if block[0] in _PYTHON]
         code = (marked or blocks or [("", text)])[-1][1]
@@ -201,14 +201,18 @@ def _blocks(text: str) -> list[tuple[str, str]]:
     return [*blocks, (language, "\n".join(lines))] if is_open else blocks
 
 
-def is_complete(code: str) -> bool:
-    """Whether the code is valid Python that does something and defines or imports every name that it uses."""
+def is_complete(code: str, before: str = "") -> bool:
+    """Whether the code is valid Python that does something and defines or imports every name that it uses.
+
+    Usual names need no import, unless the code `before` defines a function of that name.
+    """
     try:
         tree, names = parsed(code if len(code) <= MAX_CODE_CHARACTERS else "")
     except ValueError:
         return False
     acts = any(isinstance(node, _ACTS) for node in ast.walk(tree))
-    return acts and ("import *" in code or names <= _usual_names().keys())
+    usual = _usual_names().keys() - re.findall(r"(?m)^(?:async )?(?:def|class) (\w+)", before)
+    return acts and ("import *" in code or names <= usual)
 
 
 def _dedented(block: str) -> str:
