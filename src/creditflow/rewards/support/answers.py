@@ -23,18 +23,17 @@ MAX_BOXES = 24
 
 _BOX = re.compile(r"\\{1,2}(?:boxed|fbox)(?![a-zA-Z])\s{0,3}")
 _JOINS = re.compile(r"[^.!?]{0,40}(?:[,;]|\b(?:and|or)\b)[^.!?]{0,40}|[^\w.!?]{0,12}")
+_EMPHASIS = re.compile(r"(?<![\w)}\]\\])(\*{1,3}|_{1,3}|`{1,3})(?=[^\s*_`])([^\n]{1,200}?)(?<=\S)\1(?!\w)")
 _ANSWER_LINE = re.compile(r"####[ \t]*(?!(?:[A-Z][a-z]+ )?[0-9]{1,3}[.:)][ \t]+[^\W\d])(\S[^\n]*)")
-_PHRASE = re.compile(r"(?i)\banswer[ \t]{0,3}(?:is|:|=)[ \t]{0,3}:?(?:\*\*)?\}?|(?:答案|答え)[是为はは\uff1a:]{1,2}")
-_COLON = re.compile(r"(?<=[^\W\d_])\s?[:\uff1a](?:\*\*)?")
+_PHRASE = re.compile(r"(?i)\banswer[ \t]{0,3}(?:is|:|=)[ \t]{0,3}:?\}?|(?:答案|答え)[是为はは\uff1a:]{1,2}")
+_COLON = re.compile(r"(?<=[^\W\d_])\s?[:\uff1a]")
 _SENTENCE_END = re.compile(r"[.!?](?:\s|\Z)")
 _CLAUSE_ENDS = (re.compile(r"\n"), _SENTENCE_END, re.compile(r"[,;]\s|\s(?:because|since|which|as)\s"))
 _FORMULA = r"\$\$([^$]{1,2000})\$\$|(?<![\\\d$])\$([^$\n]{1,2000})\$|\\\(([^\n]{1,2000}?)\\\)|\\\[(.{1,2000}?)\\\]"
 _FORMULAS = re.compile(rf"(?s)(?:{_FORMULA})(?:(?:,?\s{{0,3}}(?:and|or)|,)\s{{0,3}}(?:{_FORMULA}))?")
-_NUMBER = (
-    r"(?:[$\u20ac\u00a3]?(?:[0-9][0-9,]{0,300}(?:\.[0-9]{1,300})?|(?<![0-9])\.[0-9]{1,300})"
-    r"|\\[dt]?frac\{[0-9]{1,300}\}\{[0-9]{1,300}\})"
-)
-_CALCULATION = re.compile(rf"(?<![\w.])(?:(?<![\w)])-)?{_NUMBER}(?:\s?[-+*/^]\s?{_NUMBER}){{0,50}}(?:\s?\\?%)?")
+_NUMBER = r"(?:[$\u20ac\u00a3]?(?:[0-9][0-9,]*(?:\.[0-9]+)?|(?<![0-9])\.[0-9]+)|\\[dt]?frac\{[0-9]+\}\{[0-9]+\})"
+_SCALE = r"\$?(?:\s?\\?%|\s(?:hundred|thousand|(?:m|b|tr)illion)\b)"
+_CALCULATION = re.compile(rf"(?<![\w.])(?:(?<![\w)])-)?{_NUMBER}(?:\s?[-+*/^]\s?{_NUMBER}){{0,50}}(?:{_SCALE})?")
 
 
 def places(text: str, last_number: bool = True) -> Iterator[tuple[str, ...]]:
@@ -42,23 +41,20 @@ def places(text: str, last_number: bool = True) -> Iterator[tuple[str, ...]]:
 
     `last_number=False` leaves out the last number, which is a guess.
     """
-    text = without_thoughts(text[-MAX_CHARACTERS:])
+    text = _EMPHASIS.sub(r"\2", without_thoughts(text[-MAX_CHARACTERS:]))
     if (boxed := last_box(text)) is not None:
         yield (boxed,)
         text, last_number = boxed, False
     yield from ((line,) for line in reversed(answer_lines(text)))
     conclusions = [_clauses(text[match.end() :].strip()) for match in _PHRASE.finditer(text)]
     yield from reversed(conclusions)
-    for colon in list(_COLON.finditer(text))[-1:]:
-        rest = text[colon.end() :].strip()
-        if not re.search(r"[.!?]\s|\n", rest):
-            yield _clauses(rest)
+    if len(pieces := _COLON.split(text)) > 1 and not re.search(r"[.!?]\s|\n", pieces[-1].strip()):
+        yield _clauses(pieces[-1].strip())
     yield (text.strip(),)
     if formula := _last_formula(text):
         yield (formula,)
-    if last_number and (
-        calculations := _CALCULATION.findall(as_ascii("".join(conclusions[-1][:2][-1:]) if conclusions else text))
-    ):
+    sentence = "".join(conclusions[-1][:2][-1:]) if conclusions else text
+    if last_number and (calculations := _CALCULATION.findall(as_ascii(sentence))):
         yield (calculations[-1].rstrip(","),)
 
 
@@ -78,7 +74,9 @@ def _clauses(text: str) -> tuple[str, ...]:
 
 def _last_formula(text: str) -> str:
     match = next(reversed(list(_FORMULAS.finditer(text))), None)
-    return "" if match is None or re.search("[0-9]", text[match.end() :]) else ", ".join(filter(None, match.groups()))
+    if match is None or re.search(rf"[0-9]|\A{_SCALE}", text[match.end() :]):
+        return ""
+    return ", ".join(filter(None, match.groups()))
 
 
 def last_box(text: str) -> str | None:
@@ -90,11 +88,8 @@ def last_box(text: str) -> str | None:
     boxes = [box for i, box in enumerate(boxes) if not any(box[0] < before[2] for before in boxes[:i])]  # not nested
     if not boxes:
         return None
-    joined = [boxes[-1]]
-    for box in reversed(boxes[:-1]):
-        if not _JOINS.fullmatch(text, box[2], joined[0][0]):
-            break
-        joined.insert(0, box)
+    apart = [i for i in range(1, len(boxes)) if not _JOINS.fullmatch(text, boxes[i - 1][2], boxes[i][0])]
+    joined = boxes[max(apart, default=0) :]
     contents = [content if (inner := last_box(content)) is None else inner for _, content, _ in joined]
     return ", ".join(dict.fromkeys(contents)) if all(contents) else ""
 

@@ -156,19 +156,16 @@ def _vanishes(difference: Any) -> bool:
 
 def _same_relation(left: Any, right: Any) -> bool:
     """Whether two relations have the same solutions, or are the same up to a factor."""
-    are_equations = isinstance(left, sympy.Eq) and isinstance(right, sympy.Eq)
-    if left.free_symbols != right.free_symbols or not left.free_symbols:
+    if left.free_symbols != right.free_symbols:
         return False
-    if len(left.free_symbols) == 1 and not are_equations:
+    if isinstance(left, sympy.Eq) and isinstance(right, sympy.Eq):
+        sides = (sympy.fraction(sympy.together(relation.lhs - relation.rhs))[0] for relation in (left, right))
+        some, others = (side.primitive()[1] for side in sides)
+        return _same_value(some, others) or _same_value(some, -others)
+    if len(left.free_symbols) == 1:
         return _in_library(left.as_set(), right.as_set())
-    left, right = (side.reversed if isinstance(side, sympy.Gt | sympy.Ge) else side for side in (left, right))
-    if type(left) is not type(right) or not isinstance(left, Relational):
-        return False
-    some, others = (sympy.together(side.lhs - side.rhs) for side in (left, right))
-    quotient = sympy.cancel(sympy.fraction(some)[0] / sympy.fraction(others)[0] if are_equations else some / others)
-    factor = quotient.xreplace(next(_points(quotient)))
-    scales = factor.is_nonzero if are_equations else factor.is_positive
-    return bool(scales and _same_value(quotient, factor))
+    some, others = ((relation.lts - relation.gts).primitive()[1] for relation in (left, right))
+    return type(left) in (type(right), type(right.reversed)) and _same_value(some, others)
 
 
 # sympy's first comparison takes half a second, which no time limit should count

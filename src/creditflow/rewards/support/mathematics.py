@@ -57,9 +57,7 @@ def read(text: str) -> Answer | None:
     return _read(text) if any(map(str.isalnum, text)) and not _is_large(text) else None
 
 
-_LARGE = re.compile(
-    r"\^[{(]{0,4}[-+]?\d{5}|\d{5}!|!!!|\d[eE][-+]?\d{4}|\^[^{}()]\^|\^[{(][^{}()]{0,99}\^[{(][^{}()]{0,99}\^"
-)
+_LARGE = re.compile(r"\^[{(]{0,4}[-+]?\d{5}|\d{5}!|!!!|\d[eE][-+]?\d{4}|\^[^{}()]\^|(?:\^[{(][^{}()]*){2}\^")
 # the library evaluates these commands while it parses, before `equality` can measure their numbers
 _EVALUATED = re.compile(r"vmatrix|\\(?:det|gcd|lcm)(?![a-zA-Z])|rank")
 
@@ -79,7 +77,7 @@ _SYMBOLS = str.maketrans({
     "\u00b7": "\\cdot ", "\u00d7": "\\times ", "\u221e": "\\infty ", "\u00b1": "\\pm ", "\u03c0": "\\pi ",
     "\u2205": "\\emptyset ", "\u00b0": " degrees ", "\u221a": "\\sqrt ",
 })  # fmt: skip
-_MULTIPLES = (("hundred", 2), ("thousand", 3), ("million", 6), ("billion", 9), ("trillion", 12))
+_SCALES = (("hundred", 2), ("thousand", 3), ("million", 6), ("billion", 9), ("trillion", 12))
 _FUNCTIONS = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|log|ln|exp|pi|infty|sqrt"
 _SPACE = r"(?:(?<!\\)\\[,;:! ]|~|[\s\x00])"
 _REWRITES: tuple[tuple[str, Any], ...] = (
@@ -96,15 +94,15 @@ _REWRITES: tuple[tuple[str, Any], ...] = (
     (r"(?i)(?<![\\a-z])(?:per\s?cent(?:age)?|pct)(?![a-z])|\\%", "%"),
     (r"\*\*", "^"),
     (r"(?<=\d)\s{0,3}(?:\{,\}|(?<!\\)\\!,|,(?<!\\)\\!)\s{0,3}(?=\d{3})", ","),
-    (r"\{([:=<>+*/-])\}", r"\1"),
+    (r"(?<![a-zA-Z])\{([:=<>+*/-])\}|\\colon(?![a-zA-Z])", lambda sign: sign[1] or ":"),
     (rf"(?<![\\a-zA-Z])({_FUNCTIONS})(?![a-zA-Z])", r"\\\1 "),
     (r"\\sqrt\s?\(((?:[^()]|\([^()]*\))*)\)", r"\\sqrt{\1}"),  # the library ends it at the first bracket
     (r"\\sqrt\s(\d{1,20}|\w)", r"\\sqrt{\1}"),
     (r"\^\s?(-\s?\w{1,20})", r"^{\1}"),
-    (r"\\(?:text(?:rm|bf|it|normal)?|math(?:rm|bf|it)|operatorname|mbox|rm)\s?\{([^{}]{0,200})\}", r" \1 "),
-    *((rf"(?i)(?<=[\d}}])\s?{word}(?![a-z])", rf" \\cdot 10^{{{power}}}") for word, power in _MULTIPLES),
-    (rf"(?<![\d.,^{{])\d{{1,3}}(?:{_SPACE}\d{{3}}){{1,20}}(?!\d|\s?/)", lambda groups: re.sub(r"\D", "", groups[0])),
+    (r"\\(?:text(?:rm|bf|it|normal)?|math(?:rm|bf|it|bin|rel)|operatorname|mbox|rm)\s?\{([^{}]{0,200})\}", r" \1 "),
     (rf"{_SPACE}+", " "),
+    (r"(?<![\d.,^{])\d{1,3}(?: \d{3}){1,20}(?!\d|\s?/)", lambda groups: groups[0].replace(" ", "")),
+    *((rf"(?i)(?<=[\d}}])\s?{word}s?(?![a-z])", rf" \\cdot 10^{{{power}}}") for word, power in _SCALES),
     (r"\A\s?[a-zA-Z]\s?(?:\\in(?![a-zA-Z])|\u2208)", ""),
 )
 
@@ -163,7 +161,7 @@ def _several(kind: Literal["set", "ordered"], pieces: list[str], text: str) -> A
 
 
 def _words(text: str) -> Answer:
-    return Answer("words", " ".join(text.casefold().split()))
+    return Answer("words", " ".join(text.casefold().split()).strip('"\u201c\u201d'))
 
 
 def _split(text: str) -> tuple[list[str], int]:
@@ -204,19 +202,19 @@ _TRAILING_UNIT = re.compile(
     rf"(?:(?<=[0-9)}}])|(?<=\\pi))(?P<space>\s?)(?P<name>%|{_LETTER}{{1,20}}(?: {_LETTER}{{1,20}}){{0,3}}"
     r"(?:\s?/\s?[a-zA-Z]{1,20})?)(?:\s?\^\s?\{?\s?(?P<power>[23])\s?\}?)?\Z"
 )
-_CURRENCY = re.compile(
-    r"(?P<sign>[-+]?)\s?(?P<currency>[\uff04\u20ac\u00a3\u20b9\u00a5])\s?(?P<rest>\S.*)\Z", re.DOTALL
+_CURRENCY = re.compile(r"([-+]?)\s?([\uff04\u20ac\u00a3\u20b9\u00a5])\s?(\S.*)", re.DOTALL)
+_WORD = re.compile(
+    rf"{_OTHER_SCRIPT}|(?<![\\a-zA-Z])(?<!\\begin{{)(?<!\\end{{)(?<!_{{){_LETTER}{{3}}|(?<![^ ])(?i:it|is|so|we|if) "
 )
-_WORD = re.compile(rf"{_OTHER_SCRIPT}|(?<![\\a-zA-Z])(?<!\\begin{{)(?<!\\end{{)(?<!_{{){_LETTER}{{3}}")
 """A word, rather than variables side by side."""
 # a time such as 12:00 would be a division by zero
 _NO_FORMULA = re.compile(rf"(?i)no|up|on|in|[0-9]+:00|{_LETTER}+(?:[ '-]+{_LETTER}+)+|[^\uff04]*\uff04.*")
 
 
 def _element(text: str) -> Answer:
-    if currency := _CURRENCY.match(text):
-        name = "" if currency["rest"][-1].isalpha() else f" {_CURRENCIES[currency['currency']]}"
-        text = f"{currency['sign']}{currency['rest']}{name}"
+    if currency := _CURRENCY.fullmatch(text):
+        name = "" if currency[3][-1].isalpha() else _CURRENCIES[currency[2]]
+        text = f"{currency[1]}{currency[3]} {name}".strip()
     value, unit = _cut_unit(text)
     if (number := rational(value)) is not None:
         return Answer("number", value, number, unit)

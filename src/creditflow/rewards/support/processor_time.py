@@ -6,7 +6,6 @@ import contextlib
 import gc
 import signal
 from collections.abc import Iterator
-from types import FrameType
 
 
 class _TimeIsUpError(BaseException):
@@ -22,13 +21,13 @@ def processor_time_limit(seconds: float) -> Iterator[None]:
     """
     running = True
 
-    def ring(signum: int, frame: FrameType | None) -> None:
+    def ring(*_: object) -> None:
         if running:
             raise _TimeIsUpError
 
+    old_handler = signal.signal(signal.SIGPROF, ring)
     collecting = gc.isenabled()
     gc.disable()
-    old_handler = signal.signal(signal.SIGPROF, ring)
     left, interval = signal.setitimer(signal.ITIMER_PROF, seconds, 0.05)
     try:
         try:
