@@ -668,7 +668,7 @@ class ChatTokenizer:
         return {*self._ids(text), *set(self._ids(self._called if call else "")).difference(call)}
 
     def _clean(self, value: Any) -> Any:
-        """Return `value` without special tokens, at any depth, keys included."""
+        """Return `value` without `special_tokens`, at any depth, keys included."""
         if isinstance(value, str):
             return self._without_special_tokens(value)
         if isinstance(value, list | tuple):

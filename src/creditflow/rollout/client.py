@@ -81,7 +81,7 @@ class PolicyView(Protocol):
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of a response, without special tokens."""
+        """Return the text of a response, without tokens that end it or stand around turns."""
         ...
 
 
