@@ -601,19 +601,27 @@ def test_store_is_shared_within_a_rollout_only():
     assert "nothing is stored as 'k'" in another.steps[0].info["tool_calls"][0]["result"]
 
 
-def test_log_probs_after_a_result_match_one_forward_pass():
+@pytest.mark.parametrize("template", [HERMES, MISTRAL_CALLS])
+def test_log_probs_after_a_result_match_one_forward_pass(template):
     """With a real model: log-probs of both turns equal those of one pass over the whole sequence."""
     policy = Policy.load(tiny_byte_model(), torch.device("cpu"))
-    generate = policy.generate
+    tokenizer, generate = with_tokens(template, []), policy.generate
+    tokenizer.response_schema = schema(MISTRAL_OPENING) if template == MISTRAL_CALLS else None
+    policy.chat_tokenizer = ChatTokenizer(tokenizer)
+    other = '[TOOL_CALLS]{"name": "calculator", "parameters": {"expression": "2"}}'
+    asked = other if template == MISTRAL_CALLS else call("calculator", expression="2")
 
     def first_calls(requests):
         policy.generate = generate
-        ids = (*policy.tokenizer(call("calculator", expression="2"))["input_ids"], policy.tokenizer.eos_token_id)
+        ids = (*tokenizer(asked)["input_ids"], tokenizer.eos_token_id)
         return [Generation(ids, (-1.0,) * len(ids), "stop")]
 
     policy.generate = first_calls  # type: ignore[method-assign]
     sampling = Sampling(max_tokens=400, max_prompt_tokens=2000)
     (step,) = run_workflow(policy, "calculator", sampling=sampling).steps
+    assert [called["result"] for called in step.info["tool_calls"]] == ["2"]
+    assert type(step.response) is str
+    assert step.response.startswith(asked)
     begin, _ = step.info["turns"][1]
     ids = torch.tensor([[*step.prompt_ids, *step.response_ids]])
     with torch.no_grad():
@@ -621,25 +629,6 @@ def test_log_probs_after_a_result_match_one_forward_pass():
     at = len(step.prompt_ids) + begin
     expected = [float(logprobs[at + i - 1, token]) for i, token in enumerate(step.response_ids[begin:])]
     assert list(step.logprobs[begin:]) == pytest.approx(expected, abs=1e-4)
-
-
-def test_response_schema_reads_the_calls_of_a_step():
-    tokenizer, policy = (
-        with_tokens(MISTRAL_CALLS, ["[TOOL_CALLS]"]),
-        Policy.load(tiny_byte_model(), torch.device("cpu")),
-    )
-    tokenizer.response_schema = schema(MISTRAL_OPENING)
-    policy.chat_tokenizer = ChatTokenizer(tokenizer)
-    line = '[TOOL_CALLS]{"name": "calculator", "parameters": {"expression": "6 * 7"}}'
-    sampling = Sampling(max_tokens=400, max_prompt_tokens=2000)
-    said = iter([policy.encode(f"{text}<|end|>")[1] for text in (line, "So 42.")])
-    policy.generate = lambda _: [Generation(ids := next(said), (-1.0,) * len(ids), "stop")]  # type: ignore[method-assign]
-    trajectory = run_workflow(policy, "calculator", sampling=sampling)
-    (step,) = trajectory.steps
-    assert [called["result"] for called in step.info["tool_calls"]] == ["42"]
-    assert trajectory.answer == "So 42."
-    assert type(step.response) is str
-    assert step.response.startswith(line)
 
 
 class Thinking(Scripted):

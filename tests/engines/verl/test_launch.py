@@ -262,14 +262,10 @@ def test_cluster_resources_are_not_checked_locally(cluster, tmp_path):
 
 
 def test_total_steps_match_verl():
-    def config(**trainer):
-        return OmegaConf.create({"trainer": trainer, "data": {"train_batch_size": 4, "train_max_samples": -1}})
-
-    assert total_steps(config(total_training_steps=7, total_epochs=1), 100) == 7
-    assert total_steps(config(total_training_steps=None, total_epochs=3), 11) == 6
-    fewer = config(total_training_steps=None, total_epochs=3)
-    fewer.data.train_max_samples = 9
-    assert total_steps(fewer, 100) == 6
+    for steps, epochs, most, tasks, expected in ((7, 1, -1, 100, 7), (None, 3, -1, 11, 6), (None, 3, 9, 100, 6)):
+        trainer = {"total_training_steps": steps, "total_epochs": epochs}
+        data = {"train_batch_size": 4, "train_max_samples": most}
+        assert total_steps(OmegaConf.create({"trainer": trainer, "data": data}), tasks) == expected
 
 
 # Failures
