@@ -76,7 +76,7 @@ ALWAYS = (
     "guard.enable=false",
 )
 """Settings of all runs. The guard would change the credit of an arm."""
-QUICK = ("data.train_batch_size=2", "data.val_max_samples=4")
+QUICK = ("data.train_batch_size=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2", "data.val_max_samples=4")
 ARMS = {
     "identical": ("algorithm.propagation=identical",),
     "mean": ("algorithm.propagation=identical", "algorithm.shared_reward=outcome_plus_mean_sub_reward"),
