@@ -211,6 +211,13 @@ def test_messages_that_break_the_template_are_refused(expression: str, name: obj
     assert type(raised.value.__cause__).__name__ == why.partition(":")[0]
 
 
+def test_template_without_texts_is_refused() -> None:
+    """Like SmolVLM's: an agent would have seen empty messages."""
+    parts = KNOWS_NONE.replace("{{ m.content }}", "{% for part in m.content %}{{ part.text }}{% endfor %}")
+    with pytest.raises(ModelError, match="the chat template leaves out contents that are texts"):
+        ChatTokenizer(with_tokens(parts, [])).encode(TALK)
+
+
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
 NO_LIST = KNOWS_TOOLS.partition("{% endfor %}")[2]
 """Like DeepSeek-R1's: it renders calls and results, but not the tools."""

@@ -559,6 +559,8 @@ class ChatTokenizer:
             if not self._takes_any_id:
                 plain = _with_short_ids(plain)
             return self._rendered(plain, tools)
+        if not self._renders_texts:
+            raise ModelError("the chat template leaves out contents that are texts, so the model would not see them")
         plain = _spelled_out(plain, tools)
         if not self.tokenizer.chat_template:
             return "\n".join(message["content"] for message in plain)
@@ -568,6 +570,12 @@ class ChatTokenizer:
     def _called(self) -> str:
         """The template's rendering of a call and its result after a question; empty if it takes none."""
         return self._example(_asked(), [_TOOL])
+
+    @cached_property
+    def _renders_texts(self) -> bool:
+        """Whether the content of a message is rendered; templates of some models with images take lists alone."""
+        text = self._example([{"role": "user", "content": _MARK}])
+        return not text or _MARK.strip("\u241f") in text.lower()
 
     @cached_property
     def _renders_results(self) -> bool:
