@@ -126,6 +126,9 @@ def test_hostile_text_is_cut_in_linear_time(piece):
         (SQUARE, {"fn_name": "f", "inputs": ["3"], "outputs": ["9"]}, "passed 1/1 [1]"),
         ("def f(x):\n    return x[1]",
          {"fn_name": "f", "inputs": [[{1: {2: 3}}]], "outputs": [{2: 3}]}, "passed 1/1 [1]"),
+        ("def f(node: Node) -> Node:\n    return Node(node.x + 1)",
+         "class Node:\n    def __init__(self, x): self.x = x\ndef check(f):\n    assert f(Node(1)).x == 2\ncheck(f)",
+         "passed 1/1 [1]"),
         ("def sum(a, b):\n    return a - b", ["assert sum(3, 1) == 2", {"call": "sum(3, 1)", "expect": 2}],
          "passed 2/2 [1 1]"),
         (SQUARE, "import math\nassert math.isclose(f(math.pi), 9.8696, rel_tol=1e-4)\nassert f(2) == f(-2)",
@@ -240,17 +243,22 @@ def test_pytest_runs_its_own_tests(tmp_path, monkeypatch):
     ("truth", "reason"),
     [
         ("import no_such_module.x\nassert f(2) == 5", "do not run in the sandbox: .* No module named 'no_such_module'"),
-        ("", "pass if every function raises"),
-        (["print(1)"], "pass if every function raises"),
-        (HUMANEVAL, "pass if every function raises; is a function `check` never called"),
-        ("def helper(x):\n    assert f(x)\n", "pass if every function raises"),
-        ("def check(f):\n    def inner():\n        assert f(2)\ncheck(f)", "pass if every function raises"),
-        ("def test_all():\n    yield f, 2\n", "pass if every function raises"),
+        ("", "pass with functions that do nothing"),
+        (["print(1)"], "pass with functions that do nothing"),
+        (HUMANEVAL, "pass with functions that do nothing; is a function `check` never called"),
+        ("def helper(x):\n    assert f(x)\n", "pass with functions that do nothing"),
+        ("def check(f):\n    def inner():\n        assert f(2)\ncheck(f)", "pass with functions that do nothing"),
+        ("print('ok' if f(2) == 5 else 'wrong')", "pass with functions that do nothing"),
+        (
+            "try:\n    assert f(2) == 5\nexcept AssertionError:\n    print('wrong')",
+            "pass with functions that do nothing",
+        ),
+        ("def test_all():\n    yield f, 2\n", "pass with functions that do nothing"),
         (
             f"{CASE}    async def test_f(self):\n        self.assertEqual(await f(2), 5)",
-            "pass if every function raises",
+            "pass with functions that do nothing",
         ),
-        ("try:\n    assert f(2) == 5\nexcept Exception:\n    pass", "pass if every function raises"),
+        ("try:\n    assert f(2) == 5\nexcept Exception:\n    pass", "pass with functions that do nothing"),
     ],
 )
 def test_tests_that_cannot_fail_are_refused(bubblewrap, truth, reason):
@@ -360,7 +368,7 @@ import json, os, sys
 frame = sys._getframe()
 while frame:
     if "nonce" in frame.f_locals.get("ask", {}):
-        for part in range(3):
+        for part in range(9):
             answer = {"nonce": frame.f_locals["ask"]["nonce"], "part": part}
             os.write(frame.f_locals["output"], json.dumps(answer).encode() + b"\\n")
         os._exit(0)

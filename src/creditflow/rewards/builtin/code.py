@@ -27,7 +27,7 @@ from creditflow.data import Score
 from creditflow.rewards.registry import answer, builtin
 from creditflow.rewards.support import code_runner
 from creditflow.rewards.support.arguments import Above0, Whole, WholeAbove0, check_arguments
-from creditflow.rewards.support.test_cases import NOT_LOADED, Case, TestProgram, parsed, read_tests
+from creditflow.rewards.support.test_cases import NOT_LOADED, Case, TestProgram, parsed, read_tests, whole_program
 from creditflow.rewards.support.text import without_thoughts
 from creditflow.sandbox import Result, Sandbox, open_sandbox
 
@@ -316,14 +316,16 @@ def run_tests(box: Sandbox, code: str, tests: Sequence[Case], *, total_seconds: 
 
 @lru_cache(maxsize=512)
 def _expect_failure(box: Sandbox, program: bytes) -> None:
-    """Raise ValueError if a program of tests passes with functions that only raise, or does not run in the box."""
+    """Raise ValueError if a program of tests passes with functions that do nothing, or does not run in the box."""
     ask, nonce = json.loads(program), secrets.token_hex(16)
-    _write(box, "".join(f"def {name}(*_, **__): raise NotImplementedError\n" for name in ask["outside"]))
+    _write(box, "".join(f"def {name}(*_, **__): {ask['stub']}\n" for name in ask["outside"]))
     result = box.run(["python", code_runner.PROGRAM], stdin=TestProgram(ask, ()).stdin(nonce))
     if fault := TestProgram(ask, (code_runner.STARTED,)).fault(result.stdout, nonce):
         raise ValueError(f"ground_truth: its tests do not run in the sandbox: {_ended_badly(result) or fault}")
-    if not TestProgram(ask, range(len(ask["test"]) + 1)).fault(result.stdout, nonce):
-        raise ValueError("ground_truth: its tests pass if every function raises; is a function `check` never called?")
+    if not whole_program(ask).fault(result.stdout, nonce):
+        raise ValueError(
+            "ground_truth: its tests pass with functions that do nothing; is a function `check` never called?"
+        )
 
 
 def _ended_badly(result: Result) -> str:

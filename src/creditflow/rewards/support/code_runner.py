@@ -26,6 +26,8 @@ MAX_CHARACTERS = 200_000
 MAX_DEPTH = 50
 NAMES: dict[str, Any] = {}
 """The names of the solution that the tests see."""
+GIVEN: dict[str, Any] = {}
+"""Names that the solution may use without defining them: built-in and usual ones, and classes of the tests."""
 
 
 def main() -> None:
@@ -43,10 +45,12 @@ def main() -> None:
         with open(SOLUTION, encoding="utf-8") as file:  # noqa: PTH123 (importing pathlib takes 4 ms)
             source = file.read()
         with open(USUAL, encoding="utf-8") as file:  # noqa: PTH123
-            exec(file.read(), usual := dict[str, object]())
+            exec(file.read(), GIVEN)
         # Among the builtins: a name that the solution does not define must not be callable as one of its functions.
-        vars(module)["__builtins__"] = {**vars(builtins), **usual}
-        exec(compile(source, SOLUTION, "exec", dont_inherit=True), vars(module))
+        GIVEN.update({**vars(builtins), **GIVEN})
+        vars(module)["__builtins__"] = GIVEN
+        # Annotations are not evaluated: they may name classes of the tests.
+        exec(compile(source, SOLUTION, "exec", annotations.compiler_flag, dont_inherit=True), vars(module))
     except BaseException as error:
         _tell(output, {"not_loaded": _described(error)})
     try:
@@ -172,14 +176,17 @@ def _run_test(ask: dict[str, Any], scope: dict[str, Any], definitions: list[Any]
     scope |= {"__name__": "__main__", "__seen__": seen, "__leave__": leave, "__passes__": passes}
     try:
         for part, (source, is_test) in enumerate(ask["test"]):
+            fault = ""
             try:
                 exec(compile(source, "test", "exec", dont_inherit=True), scope)
-            except BaseException as fault:
+            except BaseException as error:
                 if not is_test:
                     raise
-                report(part, _described(fault))
-            else:
-                report(part)
+                fault = _described(error)
+            if is_test:
+                report(part, fault)
+            things = [(name, thing) for name, thing in scope.items() if name not in GIVEN and isinstance(thing, type)]
+            GIVEN.update({name: thing for name, thing in things if not hasattr(thing, "assertEqual")})
     except Exit as exit:
         if exit.code:
             raise
