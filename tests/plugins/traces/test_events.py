@@ -54,16 +54,8 @@ def whole(number: int, span_id: str, trace: str = "a" * 32) -> list[dict[str, An
         "gen_ai.input.messages": [message("user", f"question {number}")],
         "gen_ai.output.messages": [message("assistant", f"answer {number}")],
     }
-    time = str(10 + 10 * number)
-    return [
-        {
-            "traceId": trace,
-            "spanId": span_id,
-            "timeUnixNano": time,
-            "eventName": DETAILS,
-            "attributes": attributes(said),
-        }
-    ]
+    place = {"traceId": trace, "spanId": span_id, "timeUnixNano": str(10 + 10 * number)}
+    return [{**place, "eventName": DETAILS, "attributes": attributes(said)}]
 
 
 def spoken(number: int, span_id: str, trace: str = "a" * 32) -> list[dict[str, Any]]:
@@ -78,14 +70,8 @@ def spoken(number: int, span_id: str, trace: str = "a" * 32) -> list[dict[str, A
 
 
 def read(logs: list[dict[str, Any]], spans: list[dict[str, Any]] = SPANS) -> Converted:
-    return convert(
-        from_json(
-            [
-                {"resourceLogs": [{"scopeLogs": [{"logRecords": logs}]}]},
-                {"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]},
-            ]
-        )
-    )
+    records = {"resourceLogs": [{"scopeLogs": [{"logRecords": logs}]}]}
+    return convert(from_json([records, {"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}]))
 
 
 def steps(made: Converted) -> list[Step]:

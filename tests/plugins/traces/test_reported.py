@@ -153,9 +153,10 @@ def test_items_of_one_response_are_one_message() -> None:
 TEXT = {"type": "text", "content": "I look both up."}
 
 
-@pytest.mark.parametrize("parts", [(TEXT, WEATHER), (WEATHER, NEWS), (WEATHER, WEATHER)])
+@pytest.mark.parametrize("parts", [(TEXT, WEATHER), (WEATHER, NEWS), (WEATHER, WEATHER), (TEXT, TEXT)])
 def test_items_that_each_have_an_end_are_one_response(parts: tuple[dict[str, Any], ...]) -> None:
-    items = [{"role": "assistant", "parts": [{"type": "tool_call", **part}], "finish_reason": "stop"} for part in parts]
+    end = "completed" if WEATHER not in parts else "stop"
+    items = [{"role": "assistant", "parts": [{"type": "tool_call", **part}], "finish_reason": end} for part in parts]
     made = convert([span({**OTEL, "gen_ai.input.messages": "Go.", "gen_ai.output.messages": json.dumps(items)})])
     assert step(made).response == "\n".join(part.get("content") or json.dumps(part) for part in parts)
 
@@ -208,6 +209,8 @@ def test_call_of_two_integrations_side_by_side_is_one_step() -> None:
     assert [left.reason for left in made.left_out] == ["the same call as span b"]
     assert len(convert([span(PLAIN, "a"), span(PLAIN, "b")]).trajectories[0].steps) == 2  # sampled twice
     assert len(convert([span(PLAIN, "a"), span(OTHER, "b", at=5)]).trajectories[0].steps) == 2
+    twice = convert([span({**PLAIN, "gen_ai.response.id": "r"}, trace=trace) for trace in "xy"])
+    assert twice.mended == {"a call that is also in another trajectory": 1}
 
 
 def test_attribute_of_some_spans_holds_for_the_others() -> None:

@@ -133,6 +133,11 @@ def test_agent_lightning_attempt_is_one_trajectory() -> None:
         ("x.json", b'{"resourceSpans": "x"}', "resourceSpans: expected a list, got 'x'"),
         ("x.jsonl", b'{"resourceSpans": []}\nnull', "object 2: expected OTLP"),
         ("x.json", b'{"messages": "hi"}', "line 1: messages: expected a list"),
+        (
+            "x.json",
+            b'{"resourceSpans": [{"spans": []}]}',
+            "x.json: resourceSpans: scopeSpans: expected a list, got spans",
+        ),
     ],
 )
 def test_file_of_an_unknown_form_is_refused(tmp_path: Path, name: str, data: bytes, said: str) -> None:
@@ -165,7 +170,7 @@ def test_torn_last_protobuf_message_warns(tmp_path: Path) -> None:
 def test_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="No such file"):
         read_spans(tmp_path / "nowhere.json")
-    with pytest.raises(DataError, match="is a folder; name the files in it"):
+    with pytest.raises(DataError, match="Is a directory; name the files in it"):
         read_spans(tmp_path)
 
 

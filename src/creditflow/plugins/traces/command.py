@@ -229,15 +229,10 @@ def _reward_rows(values: Mapping[str, Sequence[Any]]) -> Iterator[Sequence[objec
 
 def _warn(converted: Converted, reporter: Reporter) -> None:
     """Warn if no trajectory has an outcome."""
-    trajectories = converted.trajectories
-    if not trajectories or any(trajectory.outcome is not None for trajectory in trajectories):
+    if not converted.trajectories or any(trajectory.outcome is not None for trajectory in converted.trajectories):
         return
-    rewards = _step_rewards(trajectories)
-    advice = (
-        f"name one of the rewards with --outcome ({', '.join(sorted(rewards)[:8])})"
-        if rewards
-        else "the traces have no reward"
-    )
+    names = ", ".join(sorted(_step_rewards(converted.trajectories))[:8])
+    advice = f"name one of the rewards with --outcome ({names})" if names else "the traces have no reward"
     reporter.say(f"warning: no trajectory has an outcome, so that credit comes from the sub-rewards alone; {advice}")
 
 

@@ -100,13 +100,15 @@ def convert(spans: Iterable[Span], options: ConvertOptions | None = None) -> Con
             raise ConfigError(f"range of reward {name!r}: expected two finite numbers, low < high, got {low}, {high}")
     result = Converted()
     traces: dict[str, list[Span]] = {}
+    seen: dict[tuple[str, str], str] = {}
+    """Response id and response to their first trajectory."""
     with without_collection():
         for span in with_calls_apart(distinct(spans, result.mended)):
             traces.setdefault(span.trace, []).append(span)
             result.spans += 1
         spans_by_trajectory = _by_attribute(traces, options.trajectory_by) if options.trajectory_by else _linked(traces)
         for name, of_trajectory in spans_by_trajectory.items():
-            _convert(name, of_trajectory, options, agent_match, result)
+            _convert(name, of_trajectory, options, agent_match, seen, result)
     return result
 
 
@@ -166,10 +168,15 @@ def _inherited(spans: Sequence[Span], key: str) -> list[str | None]:
 
 
 def _convert(
-    name: str, spans: Sequence[Span], options: ConvertOptions, agent_match: re.Pattern[str], result: Converted
+    name: str,
+    spans: Sequence[Span],
+    options: ConvertOptions,
+    agent_match: re.Pattern[str],
+    seen: dict[tuple[str, str], str],
+    result: Converted,
 ) -> None:
     """Convert the spans of one trajectory and add the results to `result`."""
-    trajectory_spans = TrajectorySpans.read(spans, result.mended)
+    trajectory_spans = TrajectorySpans(spans, result.mended)
     chosen = choose(trajectory_spans, agent_match)
 
     def leave_out(what: What, at: int, part: str, reason: str) -> None:
@@ -185,6 +192,8 @@ def _convert(
     for at, call in zip(chosen.calls, calls, strict=True):
         for choice in call.choices:
             leave_out("choice", at, choice, "one of several responses of a call: the first is the step's")
+        if call.response_id and seen.setdefault((call.response_id, call.response), name) != name:
+            result.mended["a call that is also in another trajectory"] += 1
         if not (call.messages or call.prompt_ids):
             result.mended["a call without its prompt"] += 1
         for part in call.unknown:

@@ -231,7 +231,7 @@ def _is_typed(part: Any) -> bool:
 # ---- requests and responses ----------------------------------------------------------------------------------------
 
 
-def prompt_of(request: Any, notes: Notes) -> list[ChatMessage]:
+def prompt_of(request: Any, notes: Notes, *, nested: bool = False) -> list[ChatMessage]:
     """The messages of a request: to OpenAI, Anthropic, Bedrock, Gemini or LangChain; a list of messages; or a text."""
     system = None
     if isinstance(request, Mapping) and request.keys().isdisjoint(("role", "type")):
@@ -247,7 +247,7 @@ def prompt_of(request: Any, notes: Notes) -> list[ChatMessage]:
     if are_bare and are_parts(items) and not any(_kind_of(item) in _ITEMS for item in items):
         items = [{"content": items}]  # the parts of one message
     read = [{"role": "system", "content": system}, *items] if system else items
-    return together(message_of(item, "user", notes) for item in read if item is not None)
+    return together(message_of(item, "user", notes, nested=nested) for item in read if item is not None)
 
 
 def together(messages: Iterable[ChatMessage | None]) -> list[ChatMessage]:
@@ -272,13 +272,17 @@ def together(messages: Iterable[ChatMessage | None]) -> list[ChatMessage]:
     return whole
 
 
-def responses_of(response: Any, notes: Notes) -> list[ChatMessage]:
+def responses_of(response: Any, notes: Notes, *, nested: bool = False) -> list[ChatMessage]:
     """The message of each choice of a response, in the form of any API, or the messages of a list."""
-    read = [message_of(choice, "assistant", notes) for choice in choices_of(response) if choice is not None]
-    messages = [message for message in read if message is not None]
+    choices = [choice for choice in choices_of(response) if choice is not None]
+    messages = [m for choice in choices if (m := message_of(choice, "assistant", notes, nested=nested)) is not None]
     for message in messages if isinstance(response, Mapping) and len(messages) > 1 else ():
         message.is_choice = True
     return messages
+
+
+READERS = {"prompt": prompt_of, "response": responses_of}
+"""The side of a call to its reader. `nested`: the content of a message may be its parts as JSON."""
 
 
 def choices_of(response: Any) -> list[Any]:
@@ -289,7 +293,7 @@ def choices_of(response: Any) -> list[Any]:
     LangChain's models return lists of `generations`, one for each request.
     """
     if isinstance(response, LIST_TYPES):
-        is_message = are_parts(response) and not any("role" in part and "content" in part for part in response)
+        is_message = are_parts(response) and not any("role" in part for part in response)
         return [{"role": "assistant", "content": response}] if is_message else list(response)
     if not isinstance(response, Mapping):
         return [response]
@@ -456,16 +460,15 @@ def _part(part: Any, notes: Notes, depth: int) -> Iterator[Part]:
     elif part is not None and not isinstance(part, dict):
         yield _unknown(type(part).__name__, notes)
     elif part and (part := filled(part)):
-        if "message_content" in part or "tool_call" in part:  # OpenInference
-            call = mapping(part.get("tool_call"))
-            kind = {"type": "tool_call"} if call else {}
-            part = {**mapping(part.get("message_content")), **kind, **call} or part
         yield from _object(part, notes, depth)
 
 
 def _text(text: str, kind: Kind, notes: Notes, depth: int) -> Iterator[Part]:
-    message = _of_repr(text) if notes.has_repr and text.startswith("{'content': ") else None
-    if message is not None:
+    message = None
+    if notes.has_repr and text.startswith("{'content': ") and len(text) < _LONGEST_REPR:  # Python has printed it
+        with suppress(ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
+            message = mapping(ast.literal_eval(text))
+    if message:
         yield from _parts([*listed(message.get("content")), *_calls_beside(message)], notes, depth + 1)
     elif is_data_url(text):
         yield Part("media", _medium({"url": text}, "file", text, notes))
@@ -473,17 +476,13 @@ def _text(text: str, kind: Kind, notes: Notes, depth: int) -> Iterator[Part]:
         yield Part(kind, text)
 
 
-def _of_repr(text: str) -> Mapping[str, Any] | None:
-    """The message in a text that Python has printed."""
-    with suppress(ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
-        return message if isinstance(message := ast.literal_eval(text[:_LONGEST_REPR]), dict) else None
-    return None
-
-
 _LONGEST_REPR = 1_000_000
 
 
 def _object(part: Raw, notes: Notes, depth: int) -> Iterator[Part]:
+    if "message_content" in part or "tool_call" in part:  # OpenInference
+        call = mapping(part.get("tool_call"))
+        part = {**mapping(part.get("message_content")), **({"type": "tool_call"} if call else {}), **call} or part
     kind, original = _kind_of(part), part
     if not kind and (key := next((key for key in part if key in _WRAPPED and part[key] != {}), None)) is not None:
         kind, inner = _WRAPPED[key], part[key] if isinstance(part[key], dict) else {"text": part[key]}
@@ -664,8 +663,6 @@ def _spelled(value: Any) -> str:
 
 def unflattened(entry: Mapping[str, Any]) -> Raw:
     """An object from attributes by the rest of their names: `tool_calls.0.id` is a field of the first of a list."""
-    if OF_A_TEXT.issuperset(entry):
-        return dict(entry)
     tree: Raw = {}
     for path, value in entry.items():
         *way, last = path.split(".", MOST_DEEP)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from creditflow.errors import DataError
 from creditflow.plugins.traces.chat_log import from_chat_log, is_chat_log
 from creditflow.plugins.traces.exports import export_of, read_export, with_traces
-from creditflow.plugins.traces.spans import Span, expect_spans, from_json, json_values, protobuf_messages
+from creditflow.plugins.traces.spans import Span, json_values, protobuf_messages, spans_and_logs, with_events
 
 
 def read_spans(paths: Path | str | Iterable[Path | str]) -> list[Span]:
@@ -20,30 +19,27 @@ def read_spans(paths: Path | str | Iterable[Path | str]) -> list[Span]:
     Lightning's spans as JSON (a list, or one per line), exports of other products (`exports`), and chat logs
     (`chat_log`). Raises DataError for a file of another form.
     """
-    objects: list[Any] = []
-    others: list[Span] = []
-    """Spans of chat logs and exports."""
+    spans: list[Span] = []
+    logs: list[Span] = []
     lines = 0
     for path in map(Path, [paths] if isinstance(paths, Path | str) else paths):
         try:
             data = path.read_bytes()
-        except IsADirectoryError as error:
-            raise DataError(f"{path}: is a folder; name the files in it") from error
         except OSError as error:
-            raise DataError(f"{path}: {error.strerror or error}") from error
+            hint = "; name the files in it" if isinstance(error, IsADirectoryError) else ""
+            raise DataError(f"{path}: {error.strerror or error}{hint}") from error
         if not data.strip():
             raise DataError(f"{path}: is empty")
-        if path.suffix in (".pb", ".bin", ".binpb"):
-            objects += expect_spans(protobuf_messages(data, str(path)), str(path))
-            continue
-        values = [
-            record for value in json_values(data, path) for record in (value if isinstance(value, list) else [value])
-        ]
+        is_protobuf = path.suffix in (".pb", ".bin", ".binpb")
+        read = protobuf_messages(data, str(path)) if is_protobuf else json_values(data, path)
+        values = [record for value in read for record in (value if isinstance(value, list) else [value])]
         if values and is_chat_log(values[0]):
-            others += from_chat_log(values, str(path), after=lines)
+            spans += from_chat_log(values, str(path), after=lines)
             lines += len(values)
         elif values and (export := export_of(values[0])) is not None:
-            others += read_export(export, values, str(path))
+            spans += read_export(export, values, str(path))
         else:
-            objects += expect_spans(values, str(path))
-    return with_traces(from_json(objects) + others)
+            more, records = spans_and_logs(values, str(path))
+            spans += more
+            logs += records
+    return with_traces(with_events(spans, logs))

@@ -108,32 +108,30 @@ class _Owners:
     def _owner(self, at: int, reward: Reward) -> _Owner:
         own = not isinstance(self._trajectory.meanings[at], Reward)  # an attribute of its target span
         time = self._trajectory.end[at] if own else self._trajectory.start[at]
-        owner: _Owner = (None, "time", "the trajectory has no step")
         if not self._chosen.calls:
-            return owner
+            return None, "time", "the trajectory has no step"
+        owner = None
         for link in reward.links:
-            owner = self._at(link, at, time)
-            if owner[0] is not None:
+            if (owner := self._at(link, at, time))[0] is not None:
                 break
-        return owner if reward.links else self._by_place(at, time)
+        return owner or self._by_place(at, time)
 
     def _by_place(self, at: int, time: int) -> _Owner:
         """The owner of a reward at `at` without a target, by rules 3 and 4."""
         around = self._trajectory.agent_around[at]
         if around in self._of_agent and (self._outside or self._n_inside[around] < len(self._chosen.all_calls)):
-            call = self._last_by(self._of_agent[around], time)
-            return self._step(call, "agent", "its agent had made no call by then")
-        return self._step(self._last_by(self._calls, time), "time", "no step had ended by then")
+            return self._step(self._last_by(self._of_agent[around], time), "agent")
+        return self._step(self._last_by(self._calls, time), "time")
 
     def _last_by(self, calls: Sequence[int], time: int) -> int | None:
         """The last of `calls`, which are sorted by end, that had ended by `time`."""
         place = bisect_right(calls, time, key=self._trajectory.end.__getitem__)
         return calls[place - 1] if place else None
 
-    def _step(self, call: int | None, rule: Rule, otherwise: str) -> _Owner:
-        """The step of a call, or the reason for its omission; `otherwise`: the reason without a call."""
+    def _step(self, call: int | None, rule: Rule) -> _Owner:
+        """The step of a call, or the reason for its omission."""
         if call is None:
-            return None, rule, otherwise
+            return None, rule, "no step had ended by then"
         call = self._chosen.same_as.get(call, call)
         if call in self._step_of:
             return self._step_of[call], rule, ""
@@ -151,26 +149,23 @@ class _Owners:
         same_as, end = self._chosen.same_as, self._trajectory.end
         if steps := [at for span in spans if (at := same_as.get(span, span)) in self._step_of]:
             # A server may have reused a response id: the link means the last such call so far.
-            return self._step(next((at for at in reversed(steps) if end[at] <= time), steps[0]), "link", "")
+            return self._step(next((at for at in reversed(steps) if end[at] <= time), steps[0]), "link")
         owner, rule, nobody = self._of_span(spans[0], time)
         return owner, rule if spans[0] == given_at else "link", nobody
 
     def _of_span(self, at: int, time: int) -> _Owner:
         """The owner of a reward whose target span is not a step's."""
-        n_inside = self._n_inside[at]
         if at in self._chosen.left_out:
-            return self._step(at, "link", "")
-        if n_inside == len(self._chosen.all_calls):
+            return self._step(at, "link")
+        if self._n_inside[at] == len(self._chosen.all_calls):
             return WHOLE, "link", ""
         if at in self._of_agent:
-            call = self._last_by(self._of_agent[at], time)
-            return self._step(call, "link", "its agent had made no call by then")
-        if n_inside:
+            return self._step(self._last_by(self._of_agent[at], time), "link")
+        if self._n_inside[at]:
             calls = self._calls[: bisect_right(self._calls, time, key=self._trajectory.end.__getitem__)]
-            first = self._place[at]
-            inside = range(first, first + self._size[at])
+            inside = range(self._place[at], self._place[at] + self._size[at])
             last = next((call for call in reversed(calls[-_LOOKED_BACK:]) if self._place[call] in inside), None)
-            return self._step(last, "link", "no call inside of what it is linked to had ended")
+            return self._step(last, "link")
         return self._by_place(at, self._trajectory.start[at])
 
     def _with(self, key: str, value: str) -> Sequence[int]:

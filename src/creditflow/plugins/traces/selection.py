@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from creditflow.plugins.traces.conventions.base import AgentSpan, Meaning, ModelCall
+from creditflow.plugins.traces.conventions.base import AgentSpan, ModelCall
 from creditflow.plugins.traces.span_reading import read_span
 from creditflow.plugins.traces.span_tree import SpanTree, build_tree
 from creditflow.plugins.traces.spans import Reward, Span
@@ -20,46 +20,35 @@ NO_AGENT = "agent"
 """The agent name of calls without one."""
 
 
-@dataclass(frozen=True, slots=True)
 class TrajectorySpans:
     """The n spans of one trajectory."""
 
-    spans: Sequence[Span]
-    tree: SpanTree
-    start: list[int]
-    end: list[int]
-    """[n] nanoseconds; `start < end`."""
-    meanings: list[Meaning | None]
-    rewards: list[tuple[int, Reward]]
-    """Span and reward, in order of the spans' starts."""
-    agent_around: list[int | None]
-    """[n] the nearest enclosing agent span, or the span itself if it is one."""
-    agent_at: list[int | None]
-    """[n] the same, or else the agent span whose times enclose the span's (separate tracers do not nest their spans).
-    Among several it is the innermost; if they are at work side by side, none."""
-
-    @classmethod
-    def read(cls, spans: Sequence[Span], mended: Counter[str]) -> TrajectorySpans:
+    def __init__(self, spans: Sequence[Span], mended: Counter[str]) -> None:
         """Read the spans; count their defects in `mended`."""
-        tree = build_tree([span.id for span in spans], [span.parent for span in spans])
-        mended.update(tree.mended.values())
+        self.spans = spans
+        self.tree = build_tree([span.id for span in spans], [span.parent for span in spans])
+        mended.update(self.tree.mended.values())
         read = [read_span(span) for span in spans]
-        meanings = [meaning for meaning, _ in read]
-        start, end = _times(spans, mended)
-        rewards = [(at, reward) for at, (_, of_span) in enumerate(read) if of_span for reward in of_span]
-        rewards.sort(key=lambda placed: start[placed[0]])
-        around: list[int | None] = [at if type(meaning) is AgentSpan else None for at, meaning in enumerate(meanings)]
+        self.meanings = [meaning for meaning, _ in read]
+        start, end = self.start, self.end = _times(spans, mended)
+        """[n] nanoseconds; `start < end`."""
+        self.rewards = [(at, reward) for at, (_, rewards) in enumerate(read) if rewards for reward in rewards]
+        """Span and reward, in order of the spans' starts."""
+        self.rewards.sort(key=lambda placed: start[placed[0]])
+        around: list[int | None] = [at if type(m) is AgentSpan else None for at, m in enumerate(self.meanings)]
         agents = sorted((at for at in around if at is not None), key=start.__getitem__)
-        working = around = tree.inherited(around) if agents else around
-        if agents and None in around:
+        self.agent_around = self.agent_at = self.tree.inherited(around) if agents else around
+        """[n] the nearest enclosing agent span, or the span itself if it is one."""
+        if agents and None in self.agent_around:
             began = [start[agent] for agent in agents]
-            working = list(around)
-            for at in (at for at, agent in enumerate(around) if agent is None):
+            self.agent_at = list(self.agent_around)
+            """[n] the same, or else the agent span whose times enclose the span's (separate tracers do not nest their
+            spans). Among several it is the innermost; if they are at work side by side, none."""
+            for at in (at for at, agent in enumerate(self.agent_around) if agent is None):
                 stop = bisect_right(began, start[at])
                 enclosing = [agent for agent in agents[max(0, stop - _LOOKED_BACK) : stop] if end[agent] >= end[at]]
                 if enclosing and end[enclosing[-1]] == min(map(end.__getitem__, enclosing)):
-                    working[at] = enclosing[-1]
-        return cls(spans, tree, start, end, meanings, rewards, around, working)
+                    self.agent_at[at] = enclosing[-1]
 
     def call(self, at: int) -> ModelCall:
         """The model call of span `at`, which must be one."""
@@ -72,12 +61,9 @@ class TrajectorySpans:
         spans = {meaning.name for meaning in self.meanings if type(meaning) is AgentSpan}
         own = {self.call(at).agent for at in calls} - {""}
         other = next(iter(own)) if len(own) == 1 and spans <= own else NO_AGENT
-        agents = {}
-        for at in calls:
-            around = self.agent_at[at]
-            work = None if around is None else self.meanings[around]
-            agents[at] = self.call(at).agent or (work.name if isinstance(work, AgentSpan) else other)
-        return agents
+        works = [None if around is None else self.meanings[around] for around in map(self.agent_at.__getitem__, calls)]
+        names = [work.name if isinstance(work, AgentSpan) else other for work in works]
+        return {at: self.call(at).agent or name for at, name in zip(calls, names, strict=True)}
 
 
 def _times(spans: Sequence[Span], mended: Counter[str]) -> tuple[list[int], list[int]]:

@@ -22,6 +22,7 @@ from creditflow.plugins.traces.messages import (
     NOT_PLAIN,
     OF_A_TEXT,
     PROMPT_TOKENS,
+    READERS,
     RESPONSE_TOKENS,
     ChatMessage,
     Notes,
@@ -33,8 +34,6 @@ from creditflow.plugins.traces.messages import (
     listed,
     message_of,
     prompt_of,
-    responses_of,
-    together,
     unflattened,
 )
 from creditflow.plugins.traces.spans import LIST_TYPES, Reward, RewardWithoutNumber, Span, SpanEvent, mapping, text_of
@@ -46,7 +45,7 @@ def read_span(span: Span) -> tuple[Meaning | None, list[Reward]]:
     The rewards are those of a reward span and those attached to a span of any kind.
     """
     names = _names_of(span.attributes)
-    rewards = _rewards(span, names) if span.events or span.rewards or names.gives_rewards else []
+    rewards = _rewards(span, names) if span.events or span.rewards or names.reward_readers or names.like_rewards else []
     for reward in rewards:
         if reward.is_span:
             return reward, rewards
@@ -64,7 +63,7 @@ def _kind(span: Span, names: _AttributeNames) -> AgentSpan | Literal["call"] | N
     if not names.has(attributes, "not_calls"):
         kinds = [attributes[key] for key in names.present["kinds"]] if names.present["kinds"] else ()
         is_like_call = names.like_call and not (kinds and any(kind not in _NO_KIND for kind in kinds))
-        has_content = names.spread or names.first(attributes, "response_ids") is not None
+        has_content = names.prompt or names.response or names.first(attributes, "response_ids") is not None
         # Some tracers also put an agent's first and last message on the agent's span, as for a call.
         is_content = has_content and "AGENT" not in kinds and "agent" not in kinds
         if is_content or names.has(attributes, "calls") or (is_like_call and names.has_model_and_messages):
@@ -127,8 +126,6 @@ class _AttributeNames:
         self.plain = _plain_getter(self.prompt, self.response)
         """Reads the content of the response, then role and content of each prompt message. None unless all messages are
         spread over attributes, with no further fields."""
-        self.spread = bool(self.prompt or self.response)
-        """Whether messages are spread over attributes."""
         self.whole: list[Convention] = []
         read: set[str] = set()
         for convention in conventions():
@@ -154,8 +151,6 @@ class _AttributeNames:
             and (there & set(c.reward_attributes) or any(f"{key}.".startswith(c.reward_prefixes) for key in keys))
         ]
         """Readers of the rewards that the attributes may give."""
-        self.gives_rewards = bool(self.reward_readers or self.like_rewards)
-        """Whether the span may give rewards, whatever its kind."""
 
     def first(self, attributes: Mapping[str, Any], name: str) -> Any:
         """The first value that is not None of the attributes in a field."""
@@ -293,30 +288,25 @@ def _read_call(span: Span, names: _AttributeNames, *, has_ids: bool) -> tuple[Mo
 _Side = Literal["prompt", "response"]
 _Reading = tuple[str, list[ChatMessage], Notes]
 _NO_READING: _Reading = ("", [], Notes())
-_ROLE = {"prompt": "user", "response": "assistant"}
 
 
 def _readings(span: Span, names: _AttributeNames, side: _Side, cut: list[str]) -> Iterator[_Reading]:
     """The messages of a call at each place that has any, in order of precedence; `cut` gets the places cut off."""
     has_repr = span.scope in _values("repr_scopes")
-    for place in (*names.whole, *(["events"] if span.events else ()), *(["list"] if names.spread else ())):
+    places: list[Convention | str] = [*names.whole, "events", "list"]
+    for place in places:
         notes = Notes(has_repr=has_repr)
         if isinstance(place, Convention):
             messages = _at_places(place, side, span.attributes, notes)
         elif place == "events":
             messages = _from_events(span.events, side, notes)
         else:
-            nested = names.nested and side == "prompt"
             entries = [unflattened(_entry(span.attributes, entry)) for entry in getattr(names, side)]
-            messages = _whole(side, [message_of(raw, _ROLE[side], notes, nested=nested) for raw in entries])
+            messages = READERS[side](entries, notes, nested=names.nested and side == "prompt")
         if notes.cut:
             cut += notes.cut
         elif messages:
             yield place if isinstance(place, str) else place.name, messages, notes
-
-
-def _whole(side: _Side, messages: Sequence[ChatMessage | None]) -> list[ChatMessage]:
-    return together(messages) if side == "prompt" else [message for message in messages if message is not None]
 
 
 def _at_places(convention: Convention, side: _Side, attributes: Mapping[str, Any], notes: Notes) -> list[ChatMessage]:
@@ -331,12 +321,12 @@ def _at_places(convention: Convention, side: _Side, attributes: Mapping[str, Any
         if place.key:
             parts.setdefault(place.key, value)
         else:
-            messages = prompt_of(value, notes) if side == "prompt" else responses_of(value, notes)
+            messages = READERS[side](value, notes)
     if (system := parts.pop("system", None)) is not None:
         first = prompt_of([{"role": "system", "parts": listed(system)}], notes)
         if not (messages and (messages[0].role, messages[0].text) == ("system", first[0].text)):
             messages = first + messages
-    if parts and (message := message_of({"role": _ROLE[side], **parts}, "", notes)) and message.parts:
+    if parts and (message := message_of({"role": "assistant", **parts}, "", notes)) and message.parts:
         messages = [message]
     return messages
 
@@ -347,19 +337,20 @@ def _first_choice(
     """The response of a call, and its further choices.
 
     Some conventions have one message per choice, others one per item of a response (a text, a tool call). Without a
-    number of choices, messages that each have an end are choices if several have a text.
+    number of choices, messages are choices if each has a text and an end.
     """
     if len(responses) > 1:
         parameters = mapping(json_of(names.first(attributes, "parameters")))
         n = names.first(attributes, "n_choices") or first_in(parameters, _N_CHOICES)
-        are_ended = all(response.finish_reason for response in responses)
-        are_texts = are_ended and sum(response.has_text for response in responses) > 1
+        are_texts = all(response.has_text and response.finish_reason not in _NO_END for response in responses)
         if (isinstance(n, int) and n > 1) or are_texts or all(response.is_choice for response in responses):
             return responses[0], responses[1:]
     reason = next((response.finish_reason for response in responses if response.finish_reason), None)
     return ChatMessage("assistant", [part for response in responses for part in response.parts], reason), ()
 
 
+_NO_END = (None, "", "completed")
+"""Finish reasons of items; `completed` is the status of OpenAI's."""
 _N_CHOICES = ("n", "candidate_count", "candidateCount", "num_return_sequences")
 
 
@@ -401,18 +392,21 @@ def _info(span: Span, names: _AttributeNames, reason: Any) -> dict[str, Any]:
 
 def _from_events(events: Sequence[SpanEvent], side: _Side, notes: Notes) -> list[ChatMessage]:
     """The messages of events that hold one message each, or all messages of a call."""
-    messages: list[ChatMessage | None] = []
+    raw: list[Any] = []
     for event in events:
         kind, role = _event_kinds().get(event.name, ("", ""))
-        if (kind == "call" and not messages) or (kind == side and not role):
+        if kind == "call" or (kind == side and not role):
             read = (_at_places(convention, side, event.attributes, notes) for convention in conventions())
-            messages += next(filter(None, read), [])
+            if messages := next(filter(None, read), []):
+                return messages
         elif kind == side:
             bodies = (event.body, event.attributes.get("gen_ai.event.content"))
-            body = next((b for raw in bodies if isinstance(b := decode(raw, "json", event.name, notes), dict)), None)
+            body = next(
+                (b for value in bodies if isinstance(b := decode(value, "json", event.name, notes), dict)), None
+            )
             body = dict(event.attributes) if body is None else body
-            messages.append(message_of({"role": role, **body} if side == "prompt" else body, role, notes, nested=True))
-    return _whole(side, messages)
+            raw.append({"role": role, **body} if side == "prompt" else body)
+    return READERS[side](raw, notes, nested=True)
 
 
 @cache

@@ -203,12 +203,21 @@ def from_json(values: Iterable[Any], where: str = "spans") -> list[Span]:
     Log records that name a span become its events, even from another message. `gen_ai.*` records whose span is missing
     become a new span. Raises DataError for other values; its message begins with `where`.
     """
+    return with_events(*spans_and_logs(values, where))
+
+
+def spans_and_logs(values: Iterable[Any], where: str) -> tuple[list[Span], list[Span]]:
+    """The spans in values for `from_json`, and each log record as a span with one event."""
     objects = expect_spans(values, where)
-    spans = from_agent_lightning(record for record in objects if "span_id" in record)
-    logs: list[Span] = []
+    spans, logs = from_agent_lightning(record for record in objects if "span_id" in record), list[Span]()
     for message in (record for record in objects if "span_id" not in record):
         spans += [_from_otlp(*record) for record in _records(message, _SPAN_KEYS, where)]
         logs += [_from_log(*record) for record in _records(message, _LOG_KEYS, where)]
+    return spans, logs
+
+
+def with_events(spans: list[Span], logs: Iterable[Span]) -> list[Span]:
+    """Add log records to their spans as events; `gen_ai.*` records whose span is missing get a new one."""
     by_place = {(span.trace_id or span.trace, span.id): span for span in spans}
     known: set[tuple[int, str]] = set()
     for number, log in enumerate(sorted(logs, key=lambda log: log.start or 0)):  # collectors write them in any order
@@ -329,28 +338,23 @@ def protobuf_messages(data: bytes, where: str) -> list[dict[str, Any]]:
         raise InputError(f"{where}: {_MISSING}") from error
     # The bytes do not identify their message type. Parsed as metrics, only metrics have valid names; parsed as spans,
     # log records fail or have no ids.
-    signals: list[tuple[Any, tuple[str, str, str], Callable[[Any], Any]]] = [
-        (MetricsData, ("resource_metrics", "scope_metrics", "metrics"), lambda m: m.name and m.WhichOneof("data")),
-        (TracesData, ("resource_spans", "scope_spans", "spans"), lambda span: span.span_id),
-        (
-            LogsData,
-            ("resource_logs", "scope_logs", "log_records"),
-            lambda log: log.HasField("body") or log.event_name or log.attributes,
-        ),
-    ]
+    signals = (
+        (MetricsData, ("resourceMetrics", "scopeMetrics", "metrics"), {"name"}),
+        (TracesData, _SPAN_KEYS, {"spanId"}),
+        (LogsData, _LOG_KEYS, {"body", "eventName", "attributes"}),
+    )
 
-    def message_of(part: bytes) -> Any:
-        for signal, (groups, scopes, name), is_valid in signals:
+    def message_of(part: bytes) -> dict[str, Any]:
+        for signal, keys, marks in signals:
             with suppress(DecodeError):
-                message = signal.FromString(part)
-                scopes_of = [scope for group in getattr(message, groups) for scope in getattr(group, scopes)]
-                records = [record for scope in scopes_of for record in getattr(scope, name)]
-                if records and all(map(is_valid, records)):
+                message: dict[str, Any] = MessageToDict(signal.FromString(part))
+                records = [record for record, *_ in _records(message, keys, where)]
+                if records and not any(map(marks.isdisjoint, records)):
                     return message
-        return TracesData.FromString(part)
+        return dict(MessageToDict(TracesData.FromString(part)))
 
     try:
-        return [MessageToDict(message_of(part)) for part in _framed(data, where) or [data]]
+        return [message_of(part) for part in _framed(data, where) or [data]]
     except DecodeError as error:
         raise DataError(f"{where}: expected OTLP as protobuf: {first_line(error)}") from error
 
@@ -410,11 +414,9 @@ def text_of(value: Any) -> str:
     if type(value) is str and value.isascii():  # the common case
         return value
     try:
-        text = value if isinstance(value, str) else "" if value is None else str(value)
+        text = "" if value is None else str(value)
     except (ValueError, RecursionError):  # a number of thousands of digits; a deeply nested list
         return ""
-    if text.isascii():
-        return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -474,9 +476,8 @@ def _link(raw: Mapping[str, Any]) -> Link:
 
 def _plain(value: Any) -> Mapping[str, Any]:
     """A mapping as is, or a model's fields as a mapping."""
-    if type(value) is dict or isinstance(value, Mapping):  # most are a dict, and the first check is fast
-        return value
-    return getattr(value, "__dict__", None) or {}
+    is_mapping = type(value) is dict or isinstance(value, Mapping)  # most are a dict, and the first check is fast
+    return value if is_mapping else getattr(value, "__dict__", None) or {}
 
 
 def nanoseconds(time: Any, unit: float = 1e9) -> int | None:
