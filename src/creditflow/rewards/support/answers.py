@@ -33,7 +33,8 @@ _FORMULA = r"\$\$([^$]{1,2000})\$\$|(?<![\\\d$])\$([^$\n]{1,2000})\$|\\\(([^\n]{
 _FORMULAS = re.compile(rf"(?s)(?:{_FORMULA})(?:(?:,?\s{{0,3}}(?:and|or)|,)\s{{0,3}}(?:{_FORMULA}))?")
 _NUMBER = r"(?:[$\u20ac\u00a3]?(?:[0-9][0-9,]*(?:\.[0-9]+)?|(?<![0-9])\.[0-9]+)|\\[dt]?frac\{[0-9]+\}\{[0-9]+\})"
 _SCALE = r"\$?(?:\s?\\?%|\s(?:hundred|thousand|(?:m|b|tr)illion)\b)"
-_CALCULATION = re.compile(rf"(?<![\w.])(?:(?<![\w)])-)?{_NUMBER}(?:\s?[-+*/^]\s?{_NUMBER}){{0,50}}(?:{_SCALE})?")
+_CALCULATION = rf"(?<![\w.])(?:(?<![\w)])-)?{_NUMBER}(?:\s?[-+*/^]\s?{_NUMBER}){{0,50}}(?:{_SCALE})?"
+_CALCULATIONS = re.compile(rf"{_CALCULATION}(?:,?\s(?:and|or)\s{_CALCULATION}){{0,9}}")
 
 
 def places(text: str, last_number: bool = True) -> Iterator[tuple[str, ...]]:
@@ -54,7 +55,7 @@ def places(text: str, last_number: bool = True) -> Iterator[tuple[str, ...]]:
     if formula := _last_formula(text):
         yield (formula,)
     sentence = "".join(conclusions[-1][:2][-1:]) if conclusions else text
-    if last_number and (calculations := _CALCULATION.findall(as_ascii(sentence))):
+    if last_number and (calculations := _CALCULATIONS.findall(as_ascii(sentence))):
         yield (calculations[-1].rstrip(","),)
 
 

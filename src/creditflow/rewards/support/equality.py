@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import sympy
@@ -27,11 +27,10 @@ RELATIVE = sympy.Rational(1, 10 ** (DIGITS // 2))
 """Two numbers are equal if their evaluated difference is at most this share of them."""
 POINTS = 6
 """Number of points at which two formulas are compared."""
-# the time limit covers everything, and units are already removed: the library would read the t of `x + t` as one
+# the time limit covers everything; without `units` (the default), `x + t` keeps its t
 parser.TIMEOUT_WARNING_SHOWN = grader.TIMEOUT_WARNING_SHOWN = True
-_TARGET = LatexExtractionConfig(
-    normalization_config=parser.NormalizationConfig(units=False, malformed_operators=True, boxed="none")
-)
+_TARGET = LatexExtractionConfig(normalization_config=parser.NormalizationConfig(malformed_operators=True, boxed="none"))
+_in_library = partial(grader.verify, numeric_precision=DIGITS, allow_set_relation_comp=True, timeout_seconds=None)
 _GROWING = (sympy.Pow, sympy.factorial, sympy.factorial2, sympy.gamma, sympy.binomial)
 
 
@@ -63,7 +62,7 @@ def value(answer: Answer) -> Any:
 def same(answer: Answer, truth: Answer, factor: Fraction = Fraction(1)) -> bool:
     """Whether the answer, times a factor, has the meaning of the truth; False if sympy raises."""
     try:
-        return _same(value(answer) if factor == 1 else value(answer) * factor, value(truth))
+        return bool(_same(value(answer) if factor == 1 else value(answer) * factor, value(truth)))
     except Exception:  # a hostile expression; sympy may raise anything
         return False
 
@@ -105,7 +104,7 @@ def _refuse_long(expression: Any) -> None:
                     raise ValueError("a number too long to evaluate")
 
 
-def _same(left: Any, right: Any) -> bool:
+def _same(left: Any, right: Any) -> Any:
     if isinstance(left, sympy.MatrixBase) and isinstance(right, sympy.MatrixBase):  # these are Expr, too
         return left.shape == right.shape and all(map(_same, left.flat(), right.flat()))
     if isinstance(left, sympy.Expr) and isinstance(right, sympy.Expr):
@@ -117,11 +116,6 @@ def _same(left: Any, right: Any) -> bool:
             )
             return is_named and _same(equation.rhs, value)
     return _in_library(left, right) or _in_library(right, left) or _same_relation(left, right)
-
-
-def _in_library(left: Any, right: Any) -> bool:
-    options = {"allow_set_relation_comp": True, "timeout_seconds": None}
-    return bool(grader.verify(left, right, numeric_precision=DIGITS, **options))
 
 
 def _same_value(left: Any, right: Any) -> bool:
@@ -163,7 +157,7 @@ def _same_relation(left: Any, right: Any) -> bool:
         some, others = (side.primitive()[1] for side in sides)
         return _same_value(some, others) or _same_value(some, -others)
     if len(left.free_symbols) == 1:
-        return _in_library(left.as_set(), right.as_set())
+        return bool(_in_library(left.as_set(), right.as_set()))
     some, others = ((relation.lts - relation.gts).primitive()[1] for relation in (left, right))
     return type(left) in (type(right), type(right.reversed)) and _same_value(some, others)
 

@@ -85,6 +85,7 @@ _REWRITES: tuple[tuple[str, Any], ...] = (
     (r"(?<!\\)\\(?:[()\[\]]|(?:(?:text|display)style|limits|hline)(?![a-zA-Z])|q?quad)", " "),
     (r"\\\\(?![a-zA-Z])\s?(?:\[[^\[\]]{0,12}\])?\s?[,;:]?", r"\\\\ "),
     (r"\\(?:left|right|[bB]igg?[lr]?)(?=[\s()\[\].|\\])\s?\.?", ""),
+    (r"\\([lr])angle(?![a-zA-Z])", lambda side: "()"[side[1] == "r"]),
     (r"\\(begin|end) ?\{(?:(?:small|[bBp])?matrix\*?|array)\}(?:\[[a-z]\]| ?\{[lcr| ]{1,40}\})?", r"\\\1{pmatrix}"),
     (r"\\begin\s?\{cases\}(.*)\\end\s?\{cases\}", lambda rows: rows[1].replace("\\\\", ",")),
     (r"\\(?:varnothing|empty)(?![a-zA-Z])|\\\{\s?\\\}", r"\\emptyset "),
@@ -99,7 +100,10 @@ _REWRITES: tuple[tuple[str, Any], ...] = (
     (r"\\sqrt\s?\(((?:[^()]|\([^()]*\))*)\)", r"\\sqrt{\1}"),  # the library ends it at the first bracket
     (r"\\sqrt\s(\d{1,20}|\w)", r"\\sqrt{\1}"),
     (r"\^\s?(-\s?\w{1,20})", r"^{\1}"),
-    (r"\\(?:text(?:rm|bf|it|normal)?|math(?:rm|bf|it|bin|rel)|operatorname|mbox|rm)\s?\{([^{}]{0,200})\}", r" \1 "),
+    (
+        r"\\(?:(?:text|math)(?:rm|bf|it|bin|rel|normal)?|operatorname|mbox|rm)\s?\{((?:[^{}]|\{[^{}]*\})*)\}",
+        r" \1 ",
+    ),
     (rf"{_SPACE}+", " "),
     (r"(?<![\d.,^{])\d{1,3}(?: \d{3}){1,20}(?!\d|\s?/)", lambda groups: groups[0].replace(" ", "")),
     *((rf"(?i)(?<=[\d}}])\s?{word}s?(?![a-z])", rf" \\cdot 10^{{{power}}}") for word, power in _SCALES),
@@ -197,10 +201,11 @@ _UNITS: dict[str, Unit] = {
     "usd": ("dollar", Fraction(1)), "cent": ("dollar", Fraction(1, 100)), "deg": ("degree", Fraction(1)), "%": PERCENT,
 }  # fmt: skip
 """Units in which answers differ from physics: money, times of day and angles are never converted."""
-_LETTER_UNITS = frozenset("ghlmosACFHJKLNVW")
+_SHORT_UNIT = re.compile(r"[ghlmsACFHJKLNVW]|[cdkmn][mgls]|[km]L|k[JNVW]|mA|ft|hr|in|lb|mi|oz|yd|Hz|Pa")
+"""Others of one or two letters are products of variables: pint would read 2ab as attobarns."""
+_POWERS = rf"{_LETTER}{{1,20}}(?:\s?\^\s?\{{?\s?-?[1-4]\s?\}}?)?"
 _TRAILING_UNIT = re.compile(
-    rf"(?:(?<=[0-9)}}])|(?<=\\pi))(?P<space>\s?)(?P<name>%|{_LETTER}{{1,20}}(?: {_LETTER}{{1,20}}){{0,3}}"
-    r"(?:\s?/\s?[a-zA-Z]{1,20})?)(?:\s?\^\s?\{?\s?(?P<power>[23])\s?\}?)?\Z"
+    rf"(?:(?<=[\d)}}])|(?<=\\pi))(?P<space>\s?)(?P<name>%|{_POWERS}(?:\s?(?:/|\\cdot|\s)\s?{_POWERS}){{0,3}})\s?\Z"
 )
 _CURRENCY = re.compile(r"([-+]?)\s?([\uff04\u20ac\u00a3\u20b9\u00a5])\s?(\S.*)", re.DOTALL)
 _WORD = re.compile(
@@ -231,16 +236,15 @@ def _cut_unit(text: str) -> tuple[str, Unit | None]:
     A single letter is a unit only after a space (`5 m`), else a variable (`5m`).
     """
     match = _TRAILING_UNIT.search(text)
-    if match is None or re.search(r"\\(?:sin|cos|tan|cot|sec|csc)", text):
-        return text, None
-    before, name = text[: match.start()].strip(), match["name"]
-    unit = unit_of(f"{name}**{match['power']}" if match["power"] else name)
-    if unit and (len(name) > 1 or name == "%" or match["space"]):
-        return before, unit
-    is_thing = _WORD.search(name.removesuffix("s")) and unit is None and unit_of(name.split()[0]) is None
-    is_apart = match["space"] or re.search(_OTHER_SCRIPT, name)
-    if is_thing and is_apart and (rational(before) is not None or "\\" in before or "^" in before):
-        return before, (name.lower().removesuffix("s"), Fraction(0))
+    if match and not re.search(r"\\(?:sin|cos|tan|cot|sec|csc)", text):
+        before, name = text[: match.start()].strip(), match["name"]
+        unit = unit_of(re.sub(r"\s?\^\s?\{?\s?(-?\d)\s?\}?", r"**\1", name.replace("\\cdot", "*")))
+        if unit and (len(name) > 1 or name == "%" or match["space"]):
+            return before, unit
+        is_thing = _WORD.search(name.removesuffix("s")) and unit is None and unit_of(name.split()[0]) is None
+        is_apart = match["space"] or re.search(_OTHER_SCRIPT, name)
+        if is_thing and is_apart and (rational(before) is not None or "\\" in before or "^" in before):
+            return before, (name.lower().removesuffix("s"), Fraction(0))
     return text, None
 
 
@@ -252,7 +256,9 @@ def unit_of(name: str) -> Unit | None:
     """The dimension and the size of a unit by its name, in any number; None for other words."""
     if unit := _UNITS.get(name.lower().removesuffix("s")):
         return unit
-    if (len(name) == 1 and name not in _LETTER_UNITS) or name == "pi" or name.endswith(("unit", "units")):
+    short = [word for word in re.findall(r"[^\W\d]+", name) if len(word) < 3]
+    are_variables = not all(map(_SHORT_UNIT.fullmatch, short)) or re.fullmatch(r"\w(?: \w)+", name)
+    if are_variables or name.endswith(("unit", "units")):
         return None
     try:
         unit = _registry().Quantity(Fraction(1), _registry().parse_units(name)).to_base_units()
