@@ -1,16 +1,17 @@
 """Tests of loading the user's functions by reference."""
 
+import builtins
 import importlib
 import math
+import pickle
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from creditflow._utils import loading
-from creditflow._utils.loading import is_reference, load_object, loaded_files, offer_files
-from creditflow.errors import ConfigError
+from creditflow._utils.loading import USER_FILES, is_reference, load_object
+from creditflow.errors import USER_MODULE, ConfigError
 
 
 @pytest.fixture(autouse=True)
@@ -66,10 +67,10 @@ def test_file_runs_once_and_shares_its_state(base: Path) -> None:
         "def note(what):\n"
         "    calls.append(what)\n"
     )  # fmt: skip
+    (base / "link.py").symlink_to(base / "mine.py")
     note = load_object("mine.py:note", base, "k")
     note("one")
     assert load_object("mine.py:calls", base, "other key") == ["one"]
-    (base / "link.py").symlink_to(base / "mine.py")
     for path in ("./mine.py", f"{base}/mine.py", "../base/mine.py", "link.py"):
         assert load_object(f"{path}:note", base, "k") is note
     assert Path("runs.txt").read_text() == "run "
@@ -88,12 +89,16 @@ def test_file_may_define_dataclasses(base: Path) -> None:
 
 def test_file_imports_its_neighbours(base: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = list(sys.path)
+    monkeypatch.setattr(builtins, "_", None, raising=False)  # until gettext installs it
     for folder in (base, elsewhere):
         (folder / "team.py").write_text(f"import rewards\nfolder = {folder.name!r}\n")
         (folder / "rewards.py").write_text(
-            "import json, team as other\nfrom team import folder\n"
-            "def place():\n    import team\n    return folder, team is other, hasattr(json, 'dumps')\n"
+            "import json, team as other, gettext\nfrom team import folder\nfrom creditflow import Score\n"
+            "from . import team as same\ngettext.install('x')\n"
+            "def place():\n    import late\n    return _(folder), late.team is other is same, hasattr(json, 'dumps')\n"
         )
+        (folder / "late.py").write_text("import team")
+        (folder / "creditflow.py").write_text("1 / 0")
         (folder / "json.py").write_text("1 / 0")
         (folder / "pytest.py").write_text("from pytest import raises")
     places = {folder.name: load_object("rewards.py:place", folder, "k") for folder in (base, elsewhere)}
@@ -103,18 +108,20 @@ def test_file_imports_its_neighbours(base: Path, elsewhere: Path, monkeypatch: p
     assert (sys.path, "team" in sys.modules) == (path, False)
 
     (base / "team.py").write_text("folder = 'edited'")
-    assert load_object("rewards.py:place", base, "k")()[0] == "edited"
+    edited = load_object("rewards.py:place", base, "k")
+    assert edited()[0] == "edited"
     assert places["base"]()[0] == "base"
 
-    files = loaded_files()
-    for name in files:
-        sys.modules.pop(name, None)
+    (base / "late.py").write_text("1 / 0")
+    files = pickle.dumps(USER_FILES)
+    for name in [name for name in sys.modules if name.startswith(USER_MODULE)]:
+        del sys.modules[name]
     for file in base.iterdir():
         file.unlink()
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    monkeypatch.setattr(loading, "_OFFERED", {})
-    offer_files(files)
-    assert importlib.import_module(places["base"].__module__).place() == ("edited", True, True)
+    USER_FILES.clear()
+    USER_FILES.update(pickle.loads(files))
+    for expected, place in {"base": places["base"], "edited": edited}.items():
+        assert importlib.import_module(place.__module__).place() == (expected, True, True)
 
 
 @pytest.mark.parametrize("reference", ["", ":", "solve", "mine.py", "mine.py:", ":solve", "a/b.py"])
@@ -135,7 +142,7 @@ def test_missing_module_is_named(base: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert refused("creditflow.no_such_module:solve", base) == "no module 'creditflow.no_such_module'"
     (base / "mine_of_this_test.py").write_text("import no_such_package")
     monkeypatch.syspath_prepend(base)
-    assert refused("mine_of_this_test:solve", base) == "no module 'no_such_package'"
+    assert refused("mine_of_this_test:solve", base) == "no module 'no_such_package' (mine_of_this_test.py:1)"
 
 
 def test_relative_module_is_refused(base: Path) -> None:
@@ -157,13 +164,34 @@ def test_syntax_error_has_file_and_line(base: Path, monkeypatch: pytest.MonkeyPa
     assert refused("broken_of_this_test:solve", base).startswith(f"{broken}:3: ")
 
 
-def test_error_in_a_file_propagates_and_unloads_it(base: Path) -> None:
-    (base / "mine.py").write_text("solve = 'half'\n1 / 0\n")
+def test_error_in_a_file_propagates_and_unloads_it(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (base / "mine.py").write_text("import os, other\nsolve = other.__name__\n1 / ('SET' in os.environ)\n")
+    (base / "other.py").write_text("import mine")
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             load_object("mine.py:solve", base, "k")
-    (base / "mine.py").write_text("solve = 'mended'")
-    assert load_object("mine.py:solve", base, "k") == "mended"
+    monkeypatch.setenv("SET", "1")
+    assert load_object("mine.py:solve", base, "k") == load_object("other.py:mine", base, "k").solve
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            "import Other",
+            "no module 'Other' (mine.py:2); a recipe's file can import what is installed, and the Python f",
+        ),
+        ("from . import nothing", "cannot import name 'nothing' from '.' (unknown location) (mine.py:2)"),
+        ("from .. import other", "attempted relative import beyond top-level package (mine.py:2)"),
+        ("from other import missing", "cannot import name 'missing' from 'other' ({base}/other.py) (mine.py:2)"),
+        ("from math import own", "(mine.py:2); math.py beside it never replaces the installed math: rename the file"),
+    ],
+)
+def test_failed_import_names_file_and_line(text: str, reason: str, base: Path) -> None:
+    (base / "mine.py").write_text(f"'A reward.'\n{text}")
+    (base / "other.py").touch()
+    (base / "math.py").write_text("own = 1")
+    assert reason.format(base=base) in refused("mine.py:solve", base)
 
 
 def test_reference_has_a_colon_and_is_no_file(elsewhere: Path) -> None:

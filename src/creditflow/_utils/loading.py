@@ -1,32 +1,32 @@
 """Loads the user's functions: `package.module:name`, or `file.py:name` relative to the recipe.
 
-Loading imports the module, so it runs the Python code that a recipe names. Such a file can import the Python files
-beside it. They are modules of its folder alone: files of one name in two folders are two modules.
+Loading imports the module, so it runs the Python code that a recipe names. The Python files of one folder are modules
+of a package, which has a name of its own: files of one name in two folders are two modules. The name follows from the
+texts of all these files, so an edited file makes a new package, and functions loaded earlier keep the earlier files.
 """
 
 from __future__ import annotations
 
-import builtins
+import ast
 import hashlib
 import importlib
 import importlib.abc
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Mapping
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+from creditflow._utils.tracebacks import located
 from creditflow.errors import USER_MODULE, ConfigError, did_you_mean
 from creditflow.removed import removed_hint
 
-_OFFERED: dict[str, tuple[str, bytes]] = {}
-"""The files of `offer_files`."""
-_FILES: dict[str, tuple[str, bytes]] = {}
-"""The user's files loaded by this process: module name -> path and text."""
-_NEIGHBOURS: dict[str, dict[Path, ModuleType]] = {}
-"""The files beside a user's module that it has imported, directly or not: module name -> path -> module."""
+USER_FILES: dict[str, tuple[str, bytes]] = {}
+"""The Python files of the users' folders that this process loads from: module name -> path and text.
+
+Another process that updates its table with this one can import them under the same names."""
+_NEVER_REPLACED = sys.stdlib_module_names | {"creditflow"}
 
 
 def load_object(reference: str, base: Path, key: str) -> Any:
@@ -67,10 +67,8 @@ def _import(name: str, key: str) -> Any:
         raise ConfigError(f"{key}: {name!r} is no module's name")
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{key}: no module {error.name!r}{removed_hint(error.name or name)}") from error
-    except SyntaxError as error:
-        raise ConfigError(f"{key}: {error.filename or name}:{error.lineno or 1}: {error.msg}") from error
+    except (ImportError, SyntaxError) as error:
+        raise ConfigError(f"{key}: {_import_failure(error, name)}") from error
 
 
 def _load_file(file: str, base: Path, key: str) -> Any:
@@ -78,100 +76,87 @@ def _load_file(file: str, base: Path, key: str) -> Any:
     if path is None:
         elsewhere = "" if base.resolve() == Path.cwd() else " or the working directory"
         raise ConfigError(f"{key}: no file {file!r} in {base}{elsewhere}")
+    target = path.resolve()
+    module = _module_name(target if target.suffix == ".py" else path.parent.resolve() / path.name)
+    package = module.partition(".")[0]
     try:
-        return _module_of(path.resolve())
-    except SyntaxError as error:
-        raise ConfigError(f"{key}: {error.filename or path}:{error.lineno or 1}: {error.msg}") from error
-    except ModuleNotFoundError as error:
-        hint = "; a recipe's file can import what is installed, and the Python files beside it"
-        raise ConfigError(f"{key}: {path}: no module {error.name!r}{removed_hint(error.name or '') or hint}") from error
+        return importlib.import_module(module)
+    except BaseException as error:
+        for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+            del sys.modules[name]  # its neighbours hold the half-loaded module
+        if not isinstance(error, ImportError | SyntaxError):
+            raise
+        raise ConfigError(f"{key}: {_import_failure(error, str(path), package)}") from error
 
 
-def _module_of(path: Path) -> ModuleType:
-    """The module of a user's file.
-
-    There is one per file and process, so that two references to a file share its state. A file that was edited in the
-    meantime (in a notebook session), or that imports such a file, gets a new module.
-    """
-    text = path.read_bytes()
-    name = f"{USER_MODULE}{path.stem}_{hashlib.sha256(str(path).encode() + b' ' + text).hexdigest()[:8]}"
-    neighbours = _NEIGHBOURS.get(name, {})
-    if name in sys.modules and all(_is_current(file, module) for file, module in neighbours.items()):
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    _FILES[name], _NEIGHBOURS[name] = (str(path), text), {}
-    try:
-        _execute(module, str(path), text)
-    except BaseException:
-        del sys.modules[name], _FILES[name], _NEIGHBOURS[name]
-        raise
-    return module
+def _import_failure(error: ImportError | SyntaxError, place: str, package: str = "") -> str:
+    """Describe a failed import. `package`: that of the user's folder, if the import began in one of its files."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename or place}:{error.lineno or 1}: {error.msg}"
+    name, text, hint = (error.name or "").removeprefix(f"{package}."), str(error), ""
+    if isinstance(error, ModuleNotFoundError):
+        text = f"no module {name!r}"
+        if package:
+            folder = Path(place).parent
+            hint = f"; a recipe's file can import what is installed, and the Python files in {folder}"
+    elif package:
+        text = text.replace(f"{package}.", "").replace(package, ".")
+        if name in _NEVER_REPLACED and f"{package}.{name}" in USER_FILES:
+            hint = f"; {name}.py beside it never replaces the installed {name}: rename the file"
+    return located(error, text) + (removed_hint(name) or hint)
 
 
-def _is_current(file: Path, module: ModuleType) -> bool:
-    return file.is_file() and (str(file), file.read_bytes()) == _FILES.get(module.__name__)
+def _module_name(path: Path) -> str:
+    """Read the Python files of a file's folder, and return the file's module name."""
+    files = [file for file in sorted(path.parent.glob("*.py")) if file.is_file() and os.access(file, os.R_OK)]
+    texts = {str(file): file.read_bytes() for file in files}
+    package = f"{USER_MODULE}{hashlib.sha256(repr(texts).encode()).hexdigest()[:8]}"
+    names = {file: f"{package}.{file.stem.replace('.', '-')}" for file in (*files, path)}  # a dot would name a package
+    USER_FILES.update({names[file]: (str(file), texts[str(file)]) for file in files})
+    return names[path]
 
 
-def _execute(module: ModuleType, path: str, text: bytes) -> None:
-    """Run the user's own code, which the recipe names."""
-    vars(module)["__builtins__"] = {**vars(builtins), "__import__": _import_beside(module.__name__, Path(path))}
-    exec(compile(text, path, "exec", dont_inherit=True), vars(module))
+class _UserFiles(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
+    """Imports users' files from their text, as another machine may not have them on disk."""
 
-
-def _import_beside(importer: str, own: Path) -> Callable[..., ModuleType]:
-    """The `import` of one user's module: files beside it come before installed modules, as for a script.
-
-    Modules of the standard library are never replaced.
-    """
-    neighbours = _NEIGHBOURS.setdefault(importer, {})
-
-    def import_(name: str, names: Any = None, local: Any = None, parts: Any = (), level: int = 0) -> ModuleType:
-        path = (own.parent / f"{name}.py").resolve()
-        if not name or level > 1 or path == own or name in sys.stdlib_module_names:
-            return __import__(name, names, local, parts, level)
-        if path not in neighbours:
-            offered = next((module for module, (file, _) in _OFFERED.items() if file == str(path)), None)
-            if offered is None and not path.is_file():
-                return __import__(name, names, local, parts, level)
-            module = importlib.import_module(offered) if offered else _module_of(path)
-            neighbours.update({path: module, **_NEIGHBOURS[module.__name__]})
-        return neighbours[path]
-
-    return import_
-
-
-def loaded_files() -> dict[str, tuple[str, bytes]]:
-    """The user's files loaded by this process or offered to it, as they were: module name -> path and text."""
-    return _OFFERED | _FILES
-
-
-def offer_files(files: Mapping[str, tuple[str, bytes]]) -> None:
-    """Make files that another process has loaded importable here and in this process's own workers.
-
-    They keep their module names.
-    """
-    _OFFERED.update(files)
-    sys.meta_path.insert(0, _Offered(files))
-
-
-class _Offered(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
-    """Imports offered files from their text, as another machine may not have them on disk."""
-
-    def __init__(self, files: Mapping[str, tuple[str, bytes]]) -> None:
-        self.files = files
-
-    def find_spec(self, fullname: str, path: object = None, target: ModuleType | None = None) -> Any:
-        if fullname not in self.files:
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        is_package = fullname.startswith(USER_MODULE) and "." not in fullname
+        if fullname not in USER_FILES and not is_package:
             return None
-        spec = importlib.util.spec_from_loader(fullname, self, origin=self.files[fullname][0])
-        assert spec is not None
-        spec.has_location = True  # sets __file__: a recipe may open files beside it
+        spec = ModuleSpec(fullname, self, origin=self._file(fullname)[0], is_package=is_package)
+        spec.has_location = not is_package  # sets __file__: a recipe may open files beside it
         return spec
 
     def get_source(self, fullname: str) -> str:
-        return importlib.util.decode_source(self.files[fullname][1])
+        return importlib.util.decode_source(self._file(fullname)[1])
 
-    def exec_module(self, module: ModuleType) -> None:
-        _execute(module, *self.files[module.__name__])
+    def get_code(self, fullname: str) -> Any:
+        path, text = self._file(fullname)
+        tree = ast.parse(text, path)
+        for node in ast.walk(tree):
+            for statements in [value for _, value in ast.iter_fields(node) if isinstance(value, list)]:
+                statements[:] = [part for statement in statements for part in _relative(statement, fullname)]
+        return compile(tree, path, "exec", dont_inherit=True)
+
+    def _file(self, fullname: str) -> tuple[str, bytes]:
+        return USER_FILES.get(fullname, ("", b""))
+
+
+def _relative(statement: Any, importer: str) -> list[Any]:
+    """Make imports of files beside the importer relative: such files come before installed modules, as for a script."""
+
+    def is_beside(name: str | None) -> bool:
+        module = f"{importer.partition('.')[0]}.{name}"
+        return module in USER_FILES and module != importer and name not in _NEVER_REPLACED
+
+    if isinstance(statement, ast.Import):
+        return [
+            ast.copy_location(ast.ImportFrom(None, [a], 1) if is_beside(a.name) else ast.Import([a]), statement)
+            for a in statement.names
+        ]
+    if isinstance(statement, ast.ImportFrom) and not statement.level and is_beside(statement.module):
+        statement.level = 1
+    return [statement]
+
+
+sys.meta_path.append(_UserFiles())

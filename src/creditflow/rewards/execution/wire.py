@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from creditflow._utils.loading import loaded_files, offer_files
+from creditflow._utils.loading import USER_FILES
 from creditflow._utils.tracebacks import TRACEBACK_CHARACTERS
 from creditflow.data import Trajectory
 from creditflow.errors import CreditflowError, RewardError, first_line
@@ -39,8 +39,8 @@ class UnreadableAnswerError(CreditflowError):
 def pack_functions(functions: Sequence[RewardFunction]) -> bytes:
     """Pack the functions, with the user's own files that hold them. Raises RewardError if one cannot be sent.
 
-    A function in an importable module, or in a `file.py` of a recipe, is packed by name (together with the text of the
-    file, so that another machine does not need it); a function typed at a prompt or made in a function, by value.
+    A function in an importable module, or in a `file.py` of a recipe, is packed by name (together with the texts of the
+    folder's files, so that another machine needs no copy); one typed at a prompt or made in a function, by value.
     """
     import cloudpickle
 
@@ -57,14 +57,14 @@ def pack_functions(functions: Sequence[RewardFunction]) -> bytes:
                     "it what can be pickled, or call it in this process: reward.backend=inline"
                 ) from cause
         raise RewardError(f"reward functions cannot be sent to another process: {first_line(error)}") from error
-    return bytes(cloudpickle.dumps((sys.path, loaded_files(), packed)))
+    return bytes(cloudpickle.dumps((sys.path, USER_FILES, packed)))
 
 
 def unpack_functions(data: bytes, *, same_machine: bool) -> tuple[RewardFunction, ...]:
     """Unpack the functions, and import their modules from the sender's search path."""
     path, files, packed = pickle.loads(data)
     sys.path[:] = path if same_machine else [*sys.path, *(folder for folder in path if folder not in sys.path)]
-    offer_files(files)
+    USER_FILES.update(files)
     return tuple(pickle.loads(packed))
 
 
