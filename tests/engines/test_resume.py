@@ -252,7 +252,7 @@ NAMED = ("trainer.resume_mode=resume_path", "trainer.resume_from_path=CHECKPOINT
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("algorithm.gamma=0.5",), "began with another algorithm.gamma"),
+        (("algorithm.gamma=0.5",), "whose options have changed since its start: algorithm.gamma"),
         (("trainer.resume_mode=disable",), "holds a run already, and trainer.resume_mode is disable"),
         ((), "holds a run that is finished, at step 4"),
         (("trainer.total_training_steps=3",), "has come to step 4 already, and the recipe ends at 3"),
@@ -286,18 +286,19 @@ def test_resume_from_an_earlier_checkpoint_removes_later_ones(shared_recipe, fin
     assert json.loads((path / "run.json").read_text())["seed"] == 0
 
 
-def test_tasks_that_changed_since_the_start_are_refused(shared_recipe, tmp_path) -> None:
+def test_changed_tasks_are_refused_unless_named(shared_recipe, tmp_path, capfd) -> None:
     """Their order would begin anew: two tasks more, and some of the first eight were trained on twice in a pass."""
     file, settings = tmp_path / "tasks.jsonl", (*WATCHED, f"data.train_files={tmp_path}/tasks.jsonl")
     row = '{"prompt": "a", "answer": "a"}\n'
     file.write_text(row * 8)
     path = stopped(shared_recipe, tmp_path / "run", 1, *settings)
     file.write_text(row * 10)
-    refused = r"another content of data.train_files \(8 tasks, .*; now 10 tasks, .*trainer.resume_mode=resume_path"
+    refused = r"changed since its start: data.train_files \(8 tasks, .*, now 10 tasks, .*resume_mode=resume_path"
     with pytest.raises(InputError, match=refused):
         run(shared_recipe, path, *settings)
     named = (NAMED[0], f"trainer.resume_from_path={path}/checkpoints/global_step_1")
     stopped(shared_recipe, path, 0, *settings, *named)
+    assert "warning: options have changed since the start of the run: data.tr" in "".join(capfd.readouterr())
     file.write_text(row * 8)
     stopped(shared_recipe, path, 0, *settings)
 

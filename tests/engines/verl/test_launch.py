@@ -3,6 +3,7 @@
 import errno
 import io
 import json
+import re
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -174,14 +175,20 @@ def test_run_with_a_checkpoint_resumes(cluster, tmp_path, sent):
     facts |= {"steps": 1, "tasks": {"data.train_files": "5 tasks, sha256 0"}}
     (tmp_path / "run" / "run.json").write_text(json.dumps(facts))
 
-    start(tmp_path / "run", "trainer.logger=[lines]", "data.seed=7", reporter=listener)
+    changed = ": data.seed, data.train_files (5 tasks, "
+    with pytest.raises(InputError, match=f"changed since its start{re.escape(changed)}"):
+        start(tmp_path / "run", "data.seed=7")
+    named = tmp_path / "run" / "checkpoints" / "global_step_1"
+    named.mkdir()
+    verl = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={named}")
+    start(tmp_path / "run", "trainer.logger=[lines]", "data.seed=7", verl=verl, reporter=listener)
 
     first, warning, *others = listener.lines
     assert first == f"run folder: {tmp_path}/run, goes on after step 1"
-    assert warning.startswith("warning: not as the run began: data.seed, content of data.train_files (5 tasks, ")
+    assert warning.startswith(f"warning: options have changed since the start of the run{changed}")
     assert others == [
-        "the run began with 1 training steps and now has 2: a cosine of the learning rate continues where that length "
-        "has it",
+        "the run began with 1 training steps and now has 2: a cosine schedule continues at its value for the new "
+        "length",
         "Ray's logs: /tmp/ray/session_1/logs",
         "after step 1: pass@1 0.250 on 6 tasks of data.train_files with split=val (data.val_files is not set)",
         "train 2/2 train pass@1 1.000",

@@ -123,18 +123,28 @@ def changed_options(facts: Mapping[str, Any], recipe: Recipe, now: Mapping[str, 
     # The order of tasks, and those already trained on, follow from their number and the seed.
     tasks = {key: content for key, content in now["tasks"].items() if key not in changed}
     return options + [
-        f"content of {key} ({began[key]}; now {content})"
-        for key, content in tasks.items()
-        if began.get(key, content) != content
+        f"{key} ({began[key]}, now {content})" for key, content in tasks.items() if began.get(key, content) != content
     ]
 
 
-def say_new_length(facts: Mapping[str, Any], steps: int, reporter: Reporter) -> None:
-    """Print a line if a run resumes with another number of training steps than it began with."""
-    if (began := facts.get("steps", steps)) != steps:
+def expect_unchanged(path: Path, facts: Mapping[str, Any], recipe: Recipe, now: Mapping[str, Any]) -> None:
+    """Raise InputError if options or tasks of the run in `path` have changed; see `changed_options`."""
+    if changed := changed_options(facts, recipe, now):
+        raise InputError(
+            f"trainer.default_local_dir: {path} holds a run whose options have changed since its start: "
+            f"{', '.join(changed)}; name another folder, or continue with trainer.resume_mode=resume_path and "
+            "trainer.resume_from_path=CHECKPOINT"
+        )
+
+
+def say_changes(facts: Mapping[str, Any], recipe: Recipe, now: Mapping[str, Any], reporter: Reporter) -> None:
+    """Print changed options and tasks, and a changed length, of a run that resumes."""
+    if changed := changed_options(facts, recipe, now):
+        reporter.say(f"warning: options have changed since the start of the run: {', '.join(changed)}")
+    if (began := facts.get("steps", now["steps"])) != now["steps"]:
         reporter.say(
-            f"the run began with {began} training steps and now has {steps}: a cosine of the learning rate continues "
-            "where that length has it"
+            f"the run began with {began} training steps and now has {now['steps']}: a cosine schedule continues at its "
+            "value for the new length"
         )
 
 

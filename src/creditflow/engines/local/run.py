@@ -22,14 +22,14 @@ from creditflow.engines.common.guard import control_state, load_control_state, r
 from creditflow.engines.common.rollouts import total_steps
 from creditflow.engines.common.run import (
     FINISHED,
-    changed_options,
     create_folder,
     data_facts,
     disabled_error,
+    expect_unchanged,
     finished_error,
     read_facts,
     run_facts,
-    say_new_length,
+    say_changes,
 )
 from creditflow.engines.common.tracked import FolderTrackers
 from creditflow.engines.local import checkpoint
@@ -176,7 +176,8 @@ def begin(
     if state:
         run.restore(step, state)
     reporter.say(f"run folder: {folder.path}, goes on after step {step}")
-    say_new_length(read_facts(path, NAME) or {}, steps, reporter)
+    if began := read_facts(path, NAME):
+        say_changes(began, recipe, data_facts(components, steps), reporter)
     return run
 
 
@@ -193,20 +194,15 @@ def expect_resumable(components: Components, path: Path, steps: int) -> None:
         if trainer.resume_mode == "resume_path":
             raise ConfigError(f"trainer.resume_from_path: {path} holds no run; name its folder as default_local_dir")
         return
-    holds = f"trainer.default_local_dir: {path} holds a run"
     if trainer.resume_mode == "disable":
         raise disabled_error(path, "trainer.resume_mode is disable")
     facts = read_facts(path, NAME)
     if facts is not None and trainer.resume_mode == "auto":
-        if changed := changed_options(facts, recipe, data_facts(components, steps)):
-            raise InputError(
-                f"{holds} that began with another {', '.join(changed)}; name another folder, or go on all the same by "
-                "trainer.resume_mode=resume_path and trainer.resume_from_path=CHECKPOINT"
-            )
+        expect_unchanged(path, facts, recipe, data_facts(components, steps))
         if (newest := next(iter(saved_steps(path)), 0)) > steps:
             raise InputError(
-                f"{holds} that has come to step {newest} already, and the recipe ends at {steps}; name another folder, "
-                "or raise trainer.total_training_steps"
+                f"trainer.default_local_dir: {path} holds a run that has come to step {newest} already, and the recipe "
+                f"ends at {steps}; name another folder, or raise trainer.total_training_steps"
             )
         if (path / FINISHED).exists() and steps in saved_steps(path)[:1]:
             raise finished_error(path, steps)

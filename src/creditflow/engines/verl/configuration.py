@@ -177,7 +177,7 @@ _AUTO = {
     "trainer.device": "verl has the device of its platform",
     "trainer.precision": "set verl's actor_rollout_ref.rollout.dtype and actor_rollout_ref.actor.fsdp_config.dtype",
 }
-"""Options that verl has under other names, or none."""
+"""Options that must stay `auto`, and what to set in verl instead."""
 _LOCAL_VALUES = {
     f"{_ACTOR}.loss_agg_mode": "traj-mean-step-mean",
     "critic.loss_agg_mode": "traj-mean-step-mean",

@@ -29,15 +29,15 @@ from creditflow.engines.common.guard import build_guard
 from creditflow.engines.common.metrics import evaluation_line, status_line, warn_of_first_step
 from creditflow.engines.common.run import (
     FINISHED,
-    changed_options,
     create_folder,
     data_facts,
     disabled_error,
+    expect_unchanged,
     finished_error,
     read_facts,
     run_facts,
     run_path,
-    say_new_length,
+    say_changes,
     sole_writer,
 )
 from creditflow.engines.common.tracked import FolderTrackers
@@ -89,6 +89,8 @@ def launch(
         build_guard(run.config, run.recipe.folder, components.rewards.functions, NAME)
         total = total_steps(config, len(components.train_tasks))
         begun = _begun(config, run.run_folder, total)
+        if config.trainer.resume_mode == "auto" and (facts := read_facts(run.run_folder, NAME)):
+            expect_unchanged(run.run_folder, facts, components.recipe, data_facts(components, total))
         _bring_models(config, run.recipe)
     with (
         sole_writer(run.run_folder),
@@ -236,9 +238,7 @@ def _open_folder(
     else:
         folder = RunFolder.open(path)
         reporter.say(f"run folder: {folder.path}, goes on after step {begun}")
-        if changed := changed_options(facts, recipe, now):
-            reporter.say(f"warning: not as the run began: {', '.join(changed)}")
-        say_new_length(facts, total, reporter)
+        say_changes(facts, recipe, now, reporter)
     folder.write_text("verl.yaml", as_yaml(config))
     return folder
 

@@ -28,9 +28,9 @@ def policy_configs(verl_config: Any, config: Config) -> dict[str, Any]:
         return {trained[0]: verl_config}
     per_node = verl_config.trainer.n_gpus_per_node
     separate = verl_config.trainer.v1.trainer_mode == "separate_async"
-    of_rollouts = verl_config.actor_rollout_ref.rollout.n_gpus_per_node if separate else per_node
+    rollout_per_node = verl_config.actor_rollout_ref.rollout.n_gpus_per_node if separate else per_node
     names = ("trainer.n_gpus_per_node", "actor_rollout_ref.rollout.n_gpus_per_node")
-    for name, devices in zip(names, (per_node, of_rollouts), strict=True):
+    for name, devices in zip(names, (per_node, rollout_per_node), strict=True):
         if devices % len(trained):
             raise ConfigError(
                 f"{name}: {devices}, which {len(trained)} trained policies ({', '.join(trained)}) cannot share evenly"
@@ -40,7 +40,7 @@ def policy_configs(verl_config: Any, config: Config) -> dict[str, Any]:
         own = OmegaConf.create(OmegaConf.to_container(verl_config, resolve=True))
         with open_dict(own):
             own.trainer.n_gpus_per_node = per_node // len(trained)
-            own.actor_rollout_ref.rollout.n_gpus_per_node = of_rollouts // len(trained)
+            own.actor_rollout_ref.rollout.n_gpus_per_node = rollout_per_node // len(trained)
             if place > 0:
                 own.reward.num_workers = 0  # verl's reward workers are idle here, and their Ray names would collide
             own.actor_rollout_ref.model.path = model_of(config, name)[0]
