@@ -169,6 +169,12 @@ def test_unawaited_coroutine_is_named():
     assert one_score(coroutine).reason == reason
     coroutine.close()
 
+    async def judge(step, trajectory):
+        return asyncio.create_task(asyncio.sleep(0, "yes")).lower()
+
+    reason = one_score(None, of_steps(judge, is_async=True)).reason
+    assert reason.startswith("AttributeError: '_asyncio.Task' object has no attribute 'lower'; an `await` is missing (")
+
 
 def test_token_values_without_tokens_fail():
     trajectory = a_trajectory(agents="e")

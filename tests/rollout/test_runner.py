@@ -400,8 +400,11 @@ async def caught(team: Team) -> None:
 
 USES = {
     "method": lambda team: team.a("one").lower(),
+    "task": lambda team: asyncio.ensure_future(team.a("one")).lower(),
+    "comparison": lambda team: max("one", team.a("one")),
     "operator": lambda team: "one" + team.a("one"),
-    "item": lambda team: team.a("one")[0],
+    "item": lambda team: asyncio.gather(team.a("one"))[0],
+    "key": lambda team: {}[team.a("one")],
     "loop": lambda team: [*team.a("one")],
     "library": lambda team: json.dumps({"reply": team.a("one")}),
 }
@@ -431,10 +434,15 @@ def test_forgotten_await_is_refused(name: str) -> None:
         "caught": line_of(caught, 2),
         "a_generator": f"{line_of(solve, 1)}, {line_of(a_generator, 4)}",
     }
-    beginnings = {"a_parent": "b's list of parents holds <", "method": "AttributeError: 'coroutine' object has no"}
+    beginnings = {
+        "a_parent": "b's list of parents holds <",
+        "key": "KeyError: <coroutine object ",
+        "method": "AttributeError: 'coroutine' object has no",
+        "task": "AttributeError: '_asyncio.Task' object has no",
+    }
     assert message.startswith(beginnings.get(name, "TypeError: " if name in USES else "b's prompt holds <"))
     where = f"({places.get(name, line_of(solve, 1))}"
-    assert f"expected its result; add `await` to the call that made it {where}" in message
+    assert f"expected its result; add `await` to the call {where}" in message
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
@@ -448,21 +456,28 @@ def test_unawaited_answer_is_refused(answer) -> None:
     assert message.endswith(f"({line_of(solve, 0)})")
 
 
-def raise_type_error() -> None:
-    raise TypeError("'coroutine' object is not iterable")
+def raise_type_error(text: str) -> None:
+    raise TypeError(text)
 
 
-OTHERS = [raise_type_error, lambda: raise_type_error(coroutine=1), lambda: object().coroutine]
+OTHERS = {  # a response, and its use
+    "'coroutine' object is not iterable": raise_type_error,
+    "a' and 'coroutine": lambda text: raise_type_error(**{text: 1}),
+    "'coroutine' object has no attribute": lambda text: getattr(object(), text),
+    "coroutine": asyncio.create_task,
+    "coroutine ": lambda text: Task("run_coroutine", (), None).run_coroutine,
+    "coroutine?": lambda text: asyncio.ensure_future(asyncio.sleep(0, "coroutine")).reslut(),
+}
 
 
-@pytest.mark.parametrize("fail", OTHERS)
-def test_other_error_about_a_coroutine_fails_its_rollout(fail) -> None:
+@pytest.mark.parametrize("text", OTHERS)
+def test_other_error_about_a_coroutine_fails_its_rollout(text: str) -> None:
     async def solve(task: Task, team: Team) -> None:
         await team.a("one")
-        fail()
+        OTHERS[text](text)
 
     (trajectory,), _ = run(solve)
-    assert "coroutine" in trajectory.info["error"]
+    assert "coroutine" in trajectory.info["error"] or "reslut" in trajectory.info["error"]
 
 
 SHOWN = "<coroutine object fetch at 0x7f3a2c1d>"
@@ -474,10 +489,11 @@ def test_text_about_coroutines_is_accepted(source: str) -> None:
         reply = await team.a("why?")
         return await team.b(f"Explain {SHOWN}, after {reply if source == 'response' else ''}")
 
-    text = SHOWN if source == "task" else "why?"
+    shown = SHOWN.replace("coroutine object", "**Coroutine** object")
+    text = shown if source == "task" else "why?"
     task = Task("test", ({"role": "user", "content": "?"},), None, {"trace": [{"line": f"It prints {text}."}]})
-    agents = {"a": AgentSpec(), "b": AgentSpec(system=SHOWN if source == "system" else "")}
-    client = Replies(lambda prompt: SHOWN) if source == "response" else EchoClient()
+    agents = {"a": AgentSpec(), "b": AgentSpec(system=shown if source == "system" else "")}
+    client = Replies(lambda prompt: shown) if source == "response" else EchoClient()
     rollout = Rollout(task, "u", "t", (0,))
     (trajectory,) = asyncio.run(run_rollouts([rollout], solve, agents, Scheduler({"default": client}), Sampling()))
     assert (trajectory.status, len(trajectory.steps)) == ("ok", 2)

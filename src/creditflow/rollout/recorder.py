@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from creditflow._utils.awaits import unawaited
 from creditflow._utils.text_search import read_in
 from creditflow.data import Message, Step, Trajectory
 from creditflow.data.trajectory import without_nulls
@@ -21,7 +22,7 @@ from creditflow.rollout.chat import Prompt, PromptIds, ToolCall, message_text, o
 from creditflow.rollout.client import ChatClient, Generation, GenerationRequest, Generator, PolicyView
 from creditflow.rollout.clock import RolloutClock
 from creditflow.rollout.tools import Tool, ToolResult, call_tool, shortened
-from creditflow.rollout.user_code import end, unawaited
+from creditflow.rollout.user_code import end
 
 _LOOKED_BACK = 64
 """Number of preceding steps whose responses are searched for in a prompt."""
@@ -200,7 +201,7 @@ class Recorder:
         if coroutine is not None:
             where = f" ({place})" if place else ""
             self.mistake = self.mistake or ConfigError(
-                f"{what} holds {coroutine}: expected its result; add `await` to the call that made it{where}"
+                f"{what} holds {coroutine}: expected its result; add `await` to the call{where}"
             )
             raise self.mistake
 

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from creditflow._utils.awaits import lacks_await
 from creditflow._utils.tracebacks import at_users_line, keep_traceback, located, of_function, traceback_text
 from creditflow.data import Step, Task, Trajectory
 from creditflow.errors import AgentError, ConfigError, PromptTooLong, RolloutTimedOut
@@ -14,7 +15,7 @@ from creditflow.rollout.client import Generator
 from creditflow.rollout.clock import RolloutClock
 from creditflow.rollout.recorder import AgentSpec, Recorder, Sampling
 from creditflow.rollout.team import Team
-from creditflow.rollout.user_code import end, in_thread, is_callers_end, lacks_await
+from creditflow.rollout.user_code import end, in_thread, is_callers_end
 
 Workflow = Callable[[Task, Team], object]
 """`async def solve(task, team) -> answer`; or `def`, which runs in a thread and calls its agents over HTTP."""
@@ -97,7 +98,7 @@ def _record_error(error: Exception, trajectory: Trajectory, team: Team, sampling
         case _ if team.refused_prompt is not None:  # over HTTP, it arrives as an error of some client library
             trajectory.info["ended_early"] = str(team.refused_prompt)
         case _ if lacks_await(error):
-            mistake = f"{type(error).__name__}: {error}: expected its result; add `await` to the call that made it"
+            mistake = f"{type(error).__name__}: {error}: expected its result; add `await` to the call"
             raise at_users_line(ConfigError(mistake), error) from error
         case _:
             trajectory.status = "failed"

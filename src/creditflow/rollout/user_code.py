@@ -1,30 +1,16 @@
-"""Helpers to run users' code: threads for blocking calls, errors that end the caller, and forgotten `await`s."""
+"""Helpers to run users' code: threads for blocking calls, and errors that end the caller."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-import inspect
-import opcode
-import re
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
 
 _GRACE_S = 10.0
 """Seconds that a cancelled task has to end; a task that swallows its cancellation is abandoned."""
-_WRITTEN = re.compile(
-    r"<(?:coroutine|async_generator) object [^\n]{1,300}? at 0x[0-9a-fA-F]+>"
-    r"|<Task (?:pending|cancelling|finished|cancelled) name='[^'\n]{0,100}'"
-    r"|<(?:_Gathering)?Future (?:pending|finished|cancelled)[ >]"
-    r"|<Future at 0x[0-9a-fA-F]+ state="
-)
-"""A coroutine, task or future in an f-string."""
-_MARKS = ("<coroutine object ", "<async_generator object ", "<Task ", "Future ")
-_NO_TYPE = re.compile(r"arguments?:? '|coroutine\(|attribute 'coroutine")
-"""In an error of Python: names of parameters, functions and attributes, which may be `coroutine`, too."""
-_DEPTH = 8
 
 
 def is_callers_end(raised: BaseException) -> bool:
@@ -76,44 +62,3 @@ async def in_thread(call: Callable[[], Any]) -> Any:
 
     threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True).start()
     return await future
-
-
-def unawaited(value: object, own: Sequence[object] = ()) -> str | None:
-    """Return the coroutine (task, future, async generator) that `value` is, contains or spells out, or None.
-
-    `own`: values whose texts may spell one out: the task's, and those that models wrote.
-    """
-    for leaf in _leaves(value):
-        if not isinstance(leaf, str):
-            if inspect.isawaitable(leaf) or inspect.isasyncgen(leaf):
-                return repr(leaf)[:200]
-        elif any(mark in leaf for mark in _MARKS):
-            for match in _WRITTEN.finditer(leaf):
-                if not any(match[0] in text for text in _leaves(own) if isinstance(text, str)):
-                    return match[0]
-    return None
-
-
-def lacks_await(error: BaseException) -> bool:
-    """Whether an AttributeError or TypeError comes from a coroutine that is used as its result.
-
-    Either Python itself names the type of the operand, or a local variable of the function that refused it is a
-    coroutine. A text that other code raises is no proof.
-    """
-    text, at = str(error), error.__traceback__
-    if not isinstance(error, AttributeError | TypeError) or "coroutine" not in text or at is None:
-        return False
-    while at.tb_next is not None:
-        at = at.tb_next
-    frame = at.tb_frame
-    by_python = frame.f_code.co_code[at.tb_lasti] != opcode.opmap["RAISE_VARARGS"] and not _NO_TYPE.search(text)
-    return by_python or any(map(inspect.iscoroutine, frame.f_locals.values()))
-
-
-def _leaves(value: object, depth: int = _DEPTH) -> Iterator[object]:
-    """Yield the texts and other objects that a value contains, at most `depth` collections deep."""
-    if depth == 0 or not isinstance(value, Mapping | list | tuple | set | frozenset):
-        yield value
-    else:
-        for inner in value.values() if isinstance(value, Mapping) else value:
-            yield from _leaves(inner, depth - 1)

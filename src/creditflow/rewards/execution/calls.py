@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from creditflow._utils.awaits import lacks_await
 from creditflow._utils.tracebacks import location, traceback_text
 from creditflow.data import Step, Trajectory
 from creditflow.rewards.registry import RewardFunction
@@ -113,7 +114,8 @@ class RewardBackend:
 def describe(error: BaseException) -> str:
     """Format an exception as a score's reason, with the user's frames: `KeyError: 'labels' (team.py:42 in reward)`."""
     where = location(error)[-_LOCATION_CHARACTERS:]
-    return _message(error, REASON_CHARACTERS - len(where) - len(" ()")) + (f" ({where})" if where else "")
+    end = ("; an `await` is missing" if lacks_await(error) else "") + (f" ({where})" if where else "")
+    return _message(error, REASON_CHARACTERS - len(end)) + end
 
 
 _LOCATION_CHARACTERS = 120
