@@ -489,7 +489,7 @@ def test_text_about_coroutines_is_accepted(source: str) -> None:
         reply = await team.a("why?")
         return await team.b(f"Explain {SHOWN}, after {reply if source == 'response' else ''}")
 
-    shown = SHOWN.replace("coroutine object", "**Coroutine** object")
+    shown = SHOWN.replace("coroutine", "*Coroutine")
     text = shown if source == "task" else "why?"
     task = Task("test", ({"role": "user", "content": "?"},), None, {"trace": [{"line": f"It prints {text}."}]})
     agents = {"a": AgentSpec(), "b": AgentSpec(system=shown if source == "system" else "")}
