@@ -109,9 +109,7 @@ def test_call_of_unknown_convention_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("kind", [("openinference.span.kind", "AGENT"), ("agentops.span.kind", "agent")])
-def test_agent_span_with_messages_is_not_a_call(
-    kind: tuple[str, str],
-) -> None:
+def test_agent_span_with_messages_is_not_a_call(kind: tuple[str, str]) -> None:
     noted = openinference({"content": "Done."}, **{"agent.name": "writer"})
     del noted["openinference.span.kind"]
     spans = [

@@ -83,11 +83,6 @@ def test_reward_by_time_belongs_to_the_last_ended_step() -> None:
     assert scores(one([*TRAJECTORY, reward(18), reward(30, 0.5)])) == [{}, {"right": 1.0}, {"right": 0.5}, {}]
 
 
-def test_reward_before_all_steps_is_unassigned() -> None:
-    made = convert([*TRAJECTORY, reward(2)])
-    assert [(left.what, left.reason) for left in made.left_out] == [("reward", "no step had ended by then")]
-
-
 def test_reward_after_all_steps_is_the_outcome() -> None:
     trajectory = one([*TRAJECTORY, reward(61, 0.5)])
     assert trajectory.outcome is not None
@@ -304,6 +299,9 @@ def test_repeated_call_keeps_the_fuller_record() -> None:
 def test_nested_call_with_the_same_response_is_one() -> None:
     made = convert([call("outer", 1, 9, wrote="yes"), call("inner", 2, 8, "outer", wrote="yes")])
     assert [step.info["span_id"] for step in made.trajectories[0].steps] == ["outer"]
+    for more in ({"read": "You add. Sum?"}, {"gen_ai__request__model": "m"}):
+        made = convert([call("outer", 1, 9, wrote="yes"), call("inner", 2, 8, "outer", wrote="yes", **more)])
+        assert [step.info["span_id"] for step in made.trajectories[0].steps] == ["inner"]
     made = convert([call("outer", 1, 9, wrote="yes"), call("inner", 2, 8, "outer", wrote="no")])
     assert len(made.trajectories[0].steps) == 2
 

@@ -141,9 +141,8 @@ def test_evaluation_without_a_known_score_is_listed(values: dict[str, Any], name
 
 
 def test_messages_that_name_no_span_are_listed() -> None:
-    said = {"gen_ai.user.message": {"content": "Why?"}, "gen_ai.choice": {"message": {"content": "So."}}}
-    logs = [{"traceId": "c" * 32, "timeUnixNano": "3000", "eventName": name, "body": value(body)}
-            for name, body in said.items()]  # fmt: skip
+    said = (("gen_ai.user.message", {"content": "Why?"}), ("gen_ai.choice", {"message": {"content": "So."}}))
+    logs = [{"traceId": "c" * 32, "timeUnixNano": "3", "eventName": name, "body": value(body)} for name, body in said]
     made = read(logs, [span({"gen_ai.operation.name": "chat"})])
     assert (made.trajectories, sorted(left.what for left in made.left_out)) == ([], ["model call"] * 2 + ["record"])
 

@@ -191,6 +191,16 @@ def test_thinking_of_openllmetry_is_part_of_the_response() -> None:
     assert (found.response, found.info["finish_reason"]) == (f"{THOUGHT}\n{SAID}", "end_turn")
 
 
+def test_chunks_in_the_history_of_gemini_are_one_message() -> None:
+    texts = [("user", "Go."), ("model", "It is mild "), ("model", "in Bern.")]
+    contents = [{"role": role, "parts": [{"text": text}]} for role, text in texts]
+    keys = (f"gen_ai.prompt.{n}.{key}" for n in range(3) for key in ("role", "content"))
+    flat = dict(zip(keys, (value for pair in texts for value in pair), strict=True))
+    spans = [Span("t", "a", None, "chat", 1, 2, {**flat, "gen_ai.completion.0.content": "Sure."})]
+    for made in (convert(spans), logged({"contents": contents}, {"candidates": [{"content": {"text": "Sure."}}]})):
+        assert step(made).prompt == "[user]\nGo.\n\n[model]\nIt is mild in Bern."
+
+
 CALL = '{"name": "weather", "arguments": {"city": "Bern"}}'
 LOOKED = f"Let me look.\n{CALL}"
 ROUNDS = {

@@ -46,9 +46,7 @@ def traces(draw: st.DrawFn) -> tuple[list[int], list[int], list[int], list[bool]
 
 @examples(500)
 @given(traces())
-def test_before_matches_the_plain_definition(
-    trace: tuple[list[int], list[int], list[int], list[bool]],
-) -> None:
+def test_before_matches_the_plain_definition(trace: tuple[list[int], list[int], list[int], list[bool]]) -> None:
     parents, start, end, chosen = trace
     ids = [str(at) for at in range(len(parents))]
     tree = build_tree(ids, [None if parent < 0 else str(parent) for parent in parents])

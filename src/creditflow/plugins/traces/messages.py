@@ -254,17 +254,21 @@ def together(messages: Iterable[ChatMessage | None]) -> list[ChatMessage]:
     """Join the items of one response, which the responses API and OpenInference list as separate messages.
 
     An item without a text continues the assistant's message before it, and so does the item after one without a text.
+    Contents of Gemini's role `model` are one message, too: its client stores each chunk of a stream apart.
     """
     whole: list[ChatMessage] = []
     for message in messages:
         before = whole[-1] if whole else None
         if message is None:
             continue
-        if (
-            before
-            and message.role == before.role == "assistant"
-            and message.name == before.name
-            and (message.parts and before.parts and not (message.has_text and before.has_text))
+        is_next = before and (message.role, message.name) == (before.role, before.name)
+        if before and is_next and message.role == "model":
+            parts = (*before.parts, *message.parts)
+            before.parts = [part._replace(kind="block") if part.kind == "text" else part for part in parts]
+        elif (
+            (before and is_next and message.role == "assistant")
+            and (message.parts and before.parts)
+            and not (message.has_text and before.has_text)
         ):
             before.parts += message.parts
         else:

@@ -258,7 +258,8 @@ def _plain_texts(values: Sequence[Any]) -> Sequence[str] | None:
             return None
     except TypeError:
         return None
-    return None if any(map(str.startswith, values, repeat(NOT_PLAIN))) else values
+    is_chunked = values.count("model") > 1  # roles of Gemini's contents
+    return None if is_chunked or any(map(str.startswith, values, repeat(NOT_PLAIN))) else values
 
 
 def _read_call(span: Span, names: _AttributeNames, *, has_ids: bool) -> tuple[ModelCall, Any]:
@@ -477,7 +478,7 @@ def _agent_name(span: Span, names: _AttributeNames) -> str:
         if attributes.get(key) in kinds:
             own = "" if span.name.startswith("Runnable") else span.name.removeprefix("invoke_agent").strip()
             if name := next(filter(None, (attributes.get(key) if key else own for key in name_keys)), ""):
-                return text_of(name)
+                return text_of(name).strip('"')
     return _agent_node(attributes, names)
 
 

@@ -55,9 +55,10 @@ class ModelCall:
     """The reason why the call cannot be a step; empty if it can."""
 
     @property
-    def fullness(self) -> int:
-        """Completeness of the record, to compare records of the same call."""
-        return 8 * bool(self.response_ids) + 4 * bool(self.messages) + 2 * bool(self.response) + bool(self.logprobs)
+    def fullness(self) -> tuple[bool, int, bool, bool]:
+        """Completeness of the record, to compare records of the same call: token ids, texts, model."""
+        n_characters = len(self.response) + sum(len(message["content"]) for message in self.messages)
+        return bool(self.response_ids), n_characters, bool(self.model), bool(self.logprobs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,7 +133,7 @@ MLFLOW = Convention(
     model=("mlflow.llm.model",),
     parameters=(_MLFLOW_INPUTS,),
     usage=("mlflow.chat.tokenUsage",),
-    agent_kinds=((_MLFLOW_KIND, ("AGENT", '"AGENT"'), ("",)),),
+    agent_kinds=((_MLFLOW_KIND, ("AGENT", '"AGENT"'), ("name", "")),),
 )
 
 
