@@ -252,7 +252,7 @@ def test_check_estimates_costs_and_warns_of_truncation(here):
     assert re.search(rf"memory: a step needs about [0-9.]+ GiB with {size}; ", result.stderr)
     assert re.search(r"time: a step takes about .* 5 steps and [34] evaluations take about [0-9.]+ s", result.stderr)
     pattern = (
-        r"\d+ of 16 trajectories truncated \(rows [0-9, ]+ of data.train_files, from 0\); the first: writer was cut "
+        r"\d+ of 16 trajectories truncated \(data.train_files, rows from 0: [0-9, ]+\); the first: writer was cut "
     )
     assert re.search(pattern, result.stdout)
     for agent in ("writer", "critic"):
@@ -276,8 +276,7 @@ def test_check_names_long_prompts_and_a_forgotten_return(here):
 
     assert result.exit_code == 0, result.output
     assert (
-        "4 of 12 trajectories truncated (row 1 of data.train_files, from 0); the first: writer's prompt"
-        in result.stdout
+        "4 of 12 trajectories truncated (data.train_files, rows from 0: 1); the first: writer's prompt" in result.stdout
     )
     assert "at most 50 fit (data.max_prompt_length)" in result.stdout
     assert "no trajectory has an answer: the workflow returns None (team.py:1 in solve)" in result.stdout

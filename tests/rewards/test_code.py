@@ -85,6 +85,8 @@ LISTED = f"1. The code:\n   {FENCE}python\n   def f(x):\n       return x * x\n  
             block(f'def f(x):\n    """A.\n\n    {FENCE}python\n    f(2)\n    {FENCE}\n    """\n    return 1'),
             f'def f(x):\n    """A.\n\n    {FENCE}python\n    f(2)\n    {FENCE}\n    """\n    return 1',
         ),
+        (f"<answer>{FENCE}python\nx = 1\n{FENCE}</answer>", "x = 1"),
+        (f"The code: {FENCE}python\nx = 1\n{FENCE}", "x = 1"),
         ("<think>No.</think>" + block(TAGS) + "It ends at `</think>`.", TAGS),
         (block(f"    {TAGS}"), TAGS),
         (TAGS, TAGS),
@@ -182,6 +184,7 @@ HUMANEVAL = "METADATA = {}\n\ndef check(candidate):\n    assert candidate(2) == 
 PROGRAMS = {
     "humaneval": (HUMANEVAL + "check(f)", 1),
     "humaneval's row": ({"test": HUMANEVAL, "entry_point": "f"}, 1),
+    "bigcodebench's row": ({"test": CASE + "    def test_f(self): self.assertEqual(f(2), 5)", "entry_point": "f"}, 1),
     "humaneval in a list": ([HUMANEVAL + "check(f)"], 1),
     "mbpp": ({"test_list": ["assert f(2) == 5", "assert math.sqrt(f(4)) == 3"], "test_imports": ["import math"]}, 2),
     "loop": ("for i in range(1, 3):\n    assert f(i) == 2 * i + 1\n", 1),
@@ -235,8 +238,9 @@ def test_pytest_runs_its_own_tests(tmp_path, monkeypatch):
     with boxes.opened("unsafe_subprocess", tmp_path, monkeypatch, wall_s=60, cpu_s=60) as box:
         assert run_tests(box, ODD, read_tests(PYTEST))[0].reason == ""
         collected_only = "open('pytest.ini', 'w').write('[pytest]\\naddopts = --collect-only')\ndef f(x): return 0"
-        skipped = "import pytest\ndef f(x): pytest.skip('no')"
-        assert not any(run_tests(box, code, read_tests(PYTEST))[0].passed for code in (collected_only, skipped))
+        ends = [f"import pytest\ndef f(x): pytest.{end}" for end in ("skip('no')", "xfail('no')", "exit('no', 0)")]
+        for code in (collected_only, *ends):
+            assert not run_tests(box, code, read_tests(PYTEST))[0].passed
 
 
 @pytest.mark.parametrize(
@@ -275,6 +279,8 @@ def test_tests_that_cannot_fail_are_refused(bubblewrap, truth, reason):
         ("import numpy as np\ndef f(x):\n    return np.bool_(False)", "assert not f(2)", True),
         ("import numpy as np\ndef f(x):\n    return np.int64(5)", "assert f(2) != 5", False),
         ("import numpy as np\ndef f(x):\n    return np.int64(5)", "assert f(2) == 5", True),
+        ("import numpy as np\ndef f(x):\n    return np.float64(1e40)", "assert f(2) == 1e40", True),
+        ("def f(x):\n    return range(10**9)", "assert 5 in f(2)", True),
         ("import numpy as np\ndef f(x):\n    return np.float64(5)", {"call": "f(2)", "expect": 5}, True),
         ("import numpy as np\ndef f(x):\n    return np.arange(2)", {"call": "f(2)", "expect": [0, 1]}, True),
         ("class Odd:\n    def __eq__(self, n): return n % 2\ndef f(x): return Odd()", "assert f(2) == 5", True),
@@ -314,6 +320,8 @@ CHEATS = {
     "hard exit": "import os\nos._exit(0)",
     "exit when called": "import os\ndef f(x): os._exit(0)",
     "equal to all": EQUAL + "def f(x): return Equal(7)\nprint(f(2))",
+    "equal to all of a size": "class E(float):\n    def __eq__(s, o): return type(o) is int and o < 9999\n"
+    "    def __ne__(s, o): return type(o) is int and o > 9999\ndef f(x): return E()",
     "an object equal to all": EQUAL.replace("float", "object") + "def f(x): return Equal()\nprint(f(2))",
     "says so": "print('passed', 'ok', '5/5', True)\ndef f(x): print('passed'); return 'passed'",
     "answers for it": """
@@ -342,6 +350,7 @@ def f(x):
 """,
     "has names of built-in functions": "def abs(x): return 0\ndef sorted(x): return [5]\ndef f(x): return 0",
     "skips": "import unittest\ndef f(x): raise unittest.SkipTest",
+    "stops": "import unittest\ndef f(x): raise unittest.case._ShouldStop",
     "replaces the code": "from unittest import TestCase\nTestCase.assertEqual.__code__ = (lambda *a: None).__code__\n"
     "def f(x): return 0",
     "no difference": "class E:\n    def __sub__(s, o): return 0.0\n    __rsub__ = __sub__\ndef f(x): return E()",

@@ -86,7 +86,7 @@ CLEAR = [
     ("line", 3 / 9, ["\n<think>Score: 2</think>\n\nThe text says </think>.\nScore: 4"]),
     ("line", 3 / 9, ["Two or three?\n</think>\n\nRight.\nScore: 4"]),
     ("json", 6 / 9, ['{"score": 7, "reason": "Right."}']),
-    ("json", 6 / 9, ['```json\n{"reason": "Clear.", "score": 7}\n```', '```\n{"score": 7}\n```\n']),
+    ("json", 6 / 9, ['```json\n{"reason": "```f()``` is `f`.", "score": 7}\n```', '```\n{"score": 7}\n```\n']),
     ("json", 0.5, [' {"reason": "", "score": 5.5}\n']),
     ("json", 0.0, ['{"score": 1}', 'Hm.</think>{"score": 1}', '{"score": 1, "reason": "it says </think>"}']),
 ]

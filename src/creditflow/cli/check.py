@@ -195,14 +195,12 @@ def _endings(trajectories: Sequence[Trajectory], n: int) -> list[str]:
     for i, trajectory in enumerate(trajectories):
         if (status := trajectory.status) != "ok":
             reason = str(trajectory.info.get("error" if status == "failed" else status, "no reason given"))
-            ends[status, re.sub("[0-9]+", "n", reason) if status == "truncated" else ""].append((i // n, reason))
-    sentences = []
-    for (ending, _), cases in ends.items():
-        tasks = sorted({task for task, _ in cases})
-        rows = f"row{'s' * (len(tasks) > 1)} {', '.join(map(str, tasks))}"
-        share = f"{len(cases)} of {len(trajectories)} trajectories {ending}"
-        sentences.append(f"{share} ({rows} of data.train_files, from 0); the first: {cases[0][1]}")
-    return sentences
+            ends[status, re.sub("[0-9]+", "n", reason.partition(":")[0])].append((i // n, reason))
+    return [
+        f"{len(cases)} of {len(trajectories)} trajectories {ending} (data.train_files, rows from 0: "
+        f"{', '.join(map(str, sorted({row for row, _ in cases})))}); the first: {cases[0][1]}"
+        for (ending, _), cases in ends.items()
+    ]
 
 
 def _mean(values: np.ndarray) -> float:

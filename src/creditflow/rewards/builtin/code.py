@@ -136,7 +136,7 @@ def summary(verdicts: Sequence[CaseVerdict]) -> str:
 # Code in a text
 
 _FENCE = re.compile(
-    r"[ \t]*(?:(?:[-*+]|[0-9]{1,9}[.)])[ \t]+)?"
+    r"(?P<lead>[ \t]*(?:(?:[-*+]|[0-9]{1,9}[.)])[ \t]+)?)(?:[^`~]{0,200}[>:][ \t]*)?"
     r"(?:(?P<ticks>`{3,16})(?P<info>[^`]{0,80})|(?P<waves>~{3,16})(?P<note>.{0,80}))"
 )
 _PYTHON = ("python", "python3", "py")
@@ -187,7 +187,8 @@ def _blocks(text: str) -> list[tuple[str, str]]:
         ticks = "" if fence is None else fence["ticks"] or fence["waves"]
         info = "" if fence is None else (fence["info"] or fence["note"] or "").strip().lower()
         is_inner = bool(closes) and _indentation(line) > deepest
-        if closes and not is_inner and stripped.startswith(closes) and not stripped.strip(closes[0]):
+        after = stripped.lstrip(closes[:1]).lstrip()
+        if closes and not is_inner and stripped.startswith(closes) and after[:1] in ("", "<"):
             blocks.append((language, "\n".join(lines)))
             is_open, closes = False, ""
         # A block left open ends at the next one.
@@ -195,7 +196,7 @@ def _blocks(text: str) -> list[tuple[str, str]]:
             if is_open:
                 blocks.append((language, "\n".join(lines)))
             is_open, closes, language, lines = True, ticks, info.split(" ")[0], []
-            deepest = line.index(ticks) + 3
+            deepest = 0 if fence is None else len(fence["lead"]) + 3
         elif is_open:
             lines.append(line)
     return [*blocks, (language, "\n".join(lines))] if is_open else blocks
@@ -314,7 +315,7 @@ def run_tests(box: Sandbox, code: str, tests: Sequence[Case], *, total_seconds: 
     return verdicts
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=256)
 def _expect_failure(box: Sandbox, program: bytes) -> None:
     """Raise ValueError if a program of tests passes with functions that do nothing, or does not run in the box."""
     ask, nonce = json.loads(program), secrets.token_hex(16)

@@ -123,11 +123,12 @@ def _refuse_constant(name: str) -> None:
 
 
 def _last_fence(text: str) -> str | None:
-    start = text.lower().rfind("```json")
-    if start < 0:
-        return None
-    inside, closed, _ = text[start + len("```json") :].partition("```")
-    return inside if closed else None
+    """The last ```json block. Fences within a text of the JSON do not begin their line."""
+    for opening, closing in ((r"(?im)^[ \t]*```json", r"(?m)^[ \t]*```"), ("(?i)```json", "```")):
+        rest = text[max((match.end() for match in re.finditer(opening, text)), default=len(text)) :]
+        if end := re.search(closing, rest):
+            return rest[: end.start()]
+    return None
 
 
 def _last_object(text: str) -> str | None:

@@ -34,7 +34,7 @@ _NO_WORD = r"(?:[\W\d_]|<[a-z]{1,10}>)*"
 """List markers, numbers, quotations, emphasis, tags."""
 _COLON = r"(?:[^\w:]|[\d_])*[:\u02d0\u2236\ua789]"
 """A colon or a character that looks like one, after any emphasis or numbers: `**Score** (1-10):`."""
-_FENCED = re.compile(r"\s*```(?:json)?[ \t]*\n([^`]*)```\s*", re.IGNORECASE)
+_FENCED = re.compile(r"\s*```(?:json)?[ \t]*\n(.*)```\s*", re.IGNORECASE | re.DOTALL)
 _NEW_LINE = re.compile(r"\r\n?|\n")
 _NUMBER = re.compile(r"-?[0-9]{1,9}(?:\.[0-9]{1,9})?")
 
