@@ -278,6 +278,8 @@ def read_program(text: str) -> tuple[TestProgram, ...]:
     parameters and classes `Test...` are pytest's, which runs the whole text as one test. A program that calls `exit` is
     one test, too; it also passes by exiting with 0. Raises ValueError if the text is no Python.
     """
+    if not text.strip():
+        raise ValueError("expected tests that can fail, got an empty text: they pass with functions that do nothing")
     if len(text) > MAX_TEST_CHARACTERS:
         raise ValueError(f"expected a test of at most {MAX_TEST_CHARACTERS} characters, got {len(text)}")
     tree, outside = parsed(text)
