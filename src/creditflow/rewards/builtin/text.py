@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 from creditflow.rewards.registry import answer, builtin
 from creditflow.rewards.support.answers import places
-from creditflow.rewards.support.mathematics import read
-from creditflow.rewards.support.text import Number, numbers_in, same_number, truths_of
+from creditflow.rewards.support.mathematics import PERCENT, read
+from creditflow.rewards.support.text import numbers_in, truths_of
 
 
 @builtin
@@ -34,9 +35,13 @@ def exact_match(text: str, truth: Any, ignore_case: bool = False) -> float:
     return float(not {tidy(option) for option in truths}.isdisjoint(map(tidy, answers)))
 
 
-def numeric_truths(truth: Any) -> list[Number]:
-    """The last number of the truth, or of each listed truth. Raises ValueError if the truth is missing or has none."""
-    numbers = [number for value in truths_of(truth) if (number := _last_number(str(value)))]
+Numeral = tuple[Fraction, bool]
+"""A number, and whether it is one of per cent."""
+
+
+def numeric_truths(truth: Any) -> list[Numeral]:
+    """The number of the truth, or of each listed truth. Raises ValueError if the truth is missing or has none."""
+    numbers = [number for value in truths_of(truth) if (number := _number(str(value)))]
     if not numbers:
         raise ValueError(f"expected a ground truth with a number in it, got {str(truth)[:80]!r}")
     return numbers
@@ -45,13 +50,12 @@ def numeric_truths(truth: Any) -> list[Number]:
 @builtin
 @answer(read_truth=numeric_truths)
 def numeric_match(text: str, truth: Any, rel_tol: float = 1e-6) -> float:
-    """1 if the last number of the answer equals the last number of the truth, or of a listed truth.
+    """1 if the number of the answer equals the number of the truth, or of a listed truth.
 
     The answer is found as in math_verify: the last box, else a line `#### answer`, and so on, else the last number of
-    the text. Whole numbers are compared exactly, others within `rel_tol`. Thousands separators and currency signs are
-    ignored, and so is everything else around the number (units, words, a slash: the last number of 1/2 is 2). For
-    fractions, units and formulas use math_verify. A per cent sign on one side only is ambiguous: 50% equals both 50 and
-    0.5.
+    the text. Its number is its value, if it is a number with or without a unit (1/2, 12 m^2, 1.5 million), else the
+    last number in it. Whole numbers are compared exactly, others within `rel_tol`. Units are ignored, and formulas not
+    evaluated: for these use math_verify. A per cent sign on one side only is ambiguous: 50% equals both 50 and 0.5.
 
     Range: 0 or 1. Cost: microseconds, linear in the text. Source: the usual reading of GSM8K answers (arXiv
     2110.14168), with tolerance. Raises ValueError if the truth is missing or holds no number, or if rel_tol is not in
@@ -59,12 +63,28 @@ def numeric_match(text: str, truth: Any, rel_tol: float = 1e-6) -> float:
     """
     if not 0 <= rel_tol < 1:
         raise ValueError(f"expected a rel_tol of 0 or more and less than 1, got {rel_tol}")
-    truths, number = numeric_truths(truth), _last_number(text)
-    return float(number is not None and any(same_number(number, other, rel_tol) for other in truths))
+    truths, number = numeric_truths(truth), _number(text)
+    return float(number is not None and any(_same_number(number, other, rel_tol) for other in truths))
 
 
-def _last_number(text: str) -> Number | None:
+def _number(text: str) -> Numeral | None:
     for variant in (variant for variants in places(text) for variant in variants):
-        if (answer := read(variant)) and not answer.has("words") and (numbers := numbers_in(variant)):
-            return numbers[-1]
+        value = read(variant)
+        if value and value.number is not None:
+            return value.number, value.unit == PERCENT
+        if value and not value.has("words") and (numbers := numbers_in(variant)):
+            return numbers[-1].exact, numbers[-1].percent
     return None
+
+
+def _same_number(left: Numeral, right: Numeral, rel_tol: float) -> bool:
+    (number, is_percent), (other, of_percent) = left, right
+    factor = 1 if is_percent == of_percent else Fraction(1, 100) if is_percent else 100
+    return any(
+        value == other
+        or (
+            value.denominator * other.denominator > 1
+            and abs(value - other) <= max(abs(value), abs(other)) * Fraction(rel_tol)
+        )
+        for value in (number, number * factor)
+    )

@@ -31,9 +31,10 @@ _SENTENCE_END = re.compile(r"[.!?](?:\s|\Z)")
 _CLAUSE_ENDS = (re.compile(r"\n"), _SENTENCE_END, re.compile(r"[,;]\s|\s(?:because|since|which|as)\s"))
 _FORMULA = r"\$\$([^$]{1,2000})\$\$|(?<![\\\d$])\$([^$\n]{1,2000})\$|\\\(([^\n]{1,2000}?)\\\)|\\\[(.{1,2000}?)\\\]"
 _FORMULAS = re.compile(rf"(?s)(?:{_FORMULA})(?:(?:,?\s{{0,3}}(?:and|or)|,)\s{{0,3}}(?:{_FORMULA}))?")
-_NUMBER = r"(?:[$\u20ac\u00a3]?(?:[0-9][0-9,]*(?:\.[0-9]+)?|(?<![0-9])\.[0-9]+)|\\[dt]?frac\{[0-9]+\}\{[0-9]+\})"
+_DIGITS = r"[0-9]+ [0-9]+(?=/[0-9])|[0-9]{1,3}(?:(?:[ ']|\\[,;: ]|\{,\})[0-9]{3})+(?![0-9])|[0-9][0-9,]*"
+_NUMBER = rf"(?:[$\u20ac\u00a3]?(?:(?:{_DIGITS})(?:\.[0-9]+)?|(?<![0-9])\.[0-9]+)|\\[dt]?frac\{{[0-9]+\}}\{{[0-9]+\}})"
 _SCALE = r"\$?(?:\s?\\?%|\s(?:hundred|thousand|(?:m|b|tr)illion)\b)"
-_CALCULATION = rf"(?<![\w.])(?:(?<![\w)])-)?{_NUMBER}(?:\s?[-+*/^]\s?{_NUMBER}){{0,50}}(?:{_SCALE})?"
+_CALCULATION = rf"(?<![\w.^])(?<!\^[{{-])(?:(?<![\w)])-)?{_NUMBER}(?:\s?[-+*/^]\s?{_NUMBER}){{0,50}}(?:{_SCALE})?"
 _CALCULATIONS = re.compile(rf"{_CALCULATION}(?:,?\s(?:and|or)\s{_CALCULATION}){{0,9}}")
 
 
@@ -42,7 +43,8 @@ def places(text: str, last_number: bool = True) -> Iterator[tuple[str, ...]]:
 
     `last_number=False` leaves out the last number, which is a guess.
     """
-    text = _EMPHASIS.sub(r"\2", without_thoughts(text[-MAX_CHARACTERS:]))
+    _, _, inside = without_thoughts(text[-MAX_CHARACTERS:]).rpartition("<answer>")
+    text = _EMPHASIS.sub(r"\2", inside.partition("</answer>")[0])
     if (boxed := last_box(text)) is not None:
         yield (boxed,)
         text, last_number = boxed, False

@@ -84,7 +84,7 @@ _REWRITES: tuple[tuple[str, Any], ...] = (
     (r"(?<!\\)\\\\(?=[a-zA-Z])(?!.*\\end)", r"\\"),
     (r"(?<!\\)\\(?:[()\[\]]|(?:(?:text|display)style|limits|hline)(?![a-zA-Z])|q?quad)", " "),
     (r"\\\\(?![a-zA-Z])\s?(?:\[[^\[\]]{0,12}\])?\s?[,;:]?", r"\\\\ "),
-    (r"\\(?:left|right|[bB]igg?[lr]?)(?=[\s()\[\].|\\])\s?\.?", ""),
+    (r"\\(?:left|right|[bB]igg?[lr]?)(?=[\s()\[\].|\\])\s?\.?|\\(?:text)?color\s?\{\w{1,20}\}", ""),
     (r"\\([lr])angle(?![a-zA-Z])", lambda side: "()"[side[1] == "r"]),
     (r"\\(begin|end) ?\{(?:(?:small|[bBp])?matrix\*?|array)\}(?:\[[a-z]\]| ?\{[lcr| ]{1,40}\})?", r"\\\1{pmatrix}"),
     (r"\\begin\s?\{cases\}(.*)\\end\s?\{cases\}", lambda rows: rows[1].replace("\\\\", ",")),
@@ -94,6 +94,8 @@ _REWRITES: tuple[tuple[str, Any], ...] = (
     (r"(?i)(?<![a-z])([ap])\.\s?m\.?(?![a-z])", r"\1m"),
     (r"(?i)(?<![\\a-z])(?:per\s?cent(?:age)?|pct)(?![a-z])|\\%", "%"),
     (r"\*\*", "^"),
+    (r"\\lg(?![a-zA-Z])", r"\\log_{10} "),
+    (r"(?<=[\[(])([^\[\](),;]*);([^\[\](),;]*)(?=[\])])", r"\1,\2"),
     (r"(?<=\d)\s{0,3}(?:\{,\}|(?<!\\)\\!,|,(?<!\\)\\!)\s{0,3}(?=\d{3})", ","),
     (r"(?<![a-zA-Z])\{([:=<>+*/-])\}|\\colon(?![a-zA-Z])", lambda sign: sign[1] or ":"),
     (rf"(?<![\\a-zA-Z])({_FUNCTIONS})(?![a-zA-Z])", r"\\\1 "),
@@ -101,11 +103,11 @@ _REWRITES: tuple[tuple[str, Any], ...] = (
     (r"\\sqrt\s(\d{1,20}|\w)", r"\\sqrt{\1}"),
     (r"\^\s?(-\s?\w{1,20})", r"^{\1}"),
     (
-        r"\\(?:(?:text|math)(?:rm|bf|it|bin|rel|normal)?|operatorname|mbox|rm)\s?\{((?:[^{}]|\{[^{}]*\})*)\}",
+        r"\\(?:(?:text|math)(?:rm|bf|it|bin|rel|normal)?|operatorname|mbox|rm|bm|boldsymbol)\s?\{((?:[^{}]|\{[^{}]*\})*)\}",
         r" \1 ",
     ),
     (rf"{_SPACE}+", " "),
-    (r"(?<![\d.,^{])\d{1,3}(?: \d{3}){1,20}(?!\d|\s?/)", lambda groups: groups[0].replace(" ", "")),
+    (r"(?<![\d.,^{])\d{1,3}(?:[ ']\d{3}){1,20}(?!\d|\s?/)", lambda groups: re.sub("[ ']", "", groups[0])),
     *((rf"(?i)(?<=[\d}}])\s?{word}s?(?![a-z])", rf" \\cdot 10^{{{power}}}") for word, power in _SCALES),
     (r"\A\s?[a-zA-Z]\s?(?:\\in(?![a-zA-Z])|\u2208)", ""),
 )
@@ -131,6 +133,9 @@ _BRACKETS = {"\\{\\}", "{}", *(opens + closes for opens in "([" for closes in ")
 _COMMA_GROUPS = re.compile(r"(?<![0-9.,(\[])[1-9][0-9]{0,2}(?:,[0-9]{3}){1,20}(?![0-9]|,[0-9])")
 _ONE_NUMBER = re.compile(r"-?\d{1,2}(?P<groups>(?:,\d{2})+,\d{3})|-?\d{1,20},(?:\d{2}|\d{4,20}|(?<=\b0,)\d{3})")
 _CHOICE = re.compile(r"(?i:option|choice|answer)?\s?\(?([A-J])\)?(?:[.:)]\s.{1,200})?", re.DOTALL)
+_CALL = r"\\?[a-zA-Z]+ ?\([^()]*(?:[<>|]|\\[lg]e|\\mid|\\c[au]p)[^()]*\)"  # P(X \ge 2)
+_NAMED = re.compile(rf"(?:(?P<name>[^\d,;.=<>:!]{{1,60}})|{_CALL}) ?[=:] ?(?P<value>.+)")
+_SENTENCE = re.compile(r"(?i)\b(?:because|since|if|when|where|for|then|so|yes|no|not|let)\b")
 _BETWEEN_UNITS = re.compile(r"(?<=[a-zA-Z]),?\s?(?:and\s)?(?=[0-9])")
 
 
@@ -139,6 +144,9 @@ def _read(text: str) -> Answer:
         return Answer("words", choice[1])
     if total := _sum_of_units(text):
         return total
+    named = _NAMED.fullmatch(text)
+    if named and (not named["name"] or (_WORD.search(named["name"]) and not _SENTENCE.search(named["name"]))):
+        return _read(named["value"])  # the area = 12
     pieces, closed = _split(text)
     if closed == len(text) > 0:
         width = 2 if text.startswith("\\{") else 1
@@ -257,7 +265,7 @@ def unit_of(name: str) -> Unit | None:
     if unit := _UNITS.get(name.lower().removesuffix("s")):
         return unit
     short = [word for word in re.findall(r"[^\W\d]+", name) if len(word) < 3]
-    are_variables = not all(map(_SHORT_UNIT.fullmatch, short)) or re.fullmatch(r"\w(?: \w)+", name)
+    are_variables = not all(map(_SHORT_UNIT.fullmatch, short)) or re.fullmatch("[a-z](?: [a-z])+", name)
     if are_variables or name.endswith(("unit", "units")):
         return None
     try:

@@ -96,20 +96,3 @@ def without_thoughts(text: str) -> str:
     *_, rest = text.rpartition("</think>")
     before, opened, _ = rest.partition("<think>")
     return before if opened and not before.strip() else rest
-
-
-def same_number(left: Number, right: Number, rel_tol: float = 1e-6) -> bool:
-    """Whether two numbers are equal: whole numbers exactly, others within `rel_tol`.
-
-    If only one has a per cent sign, 50% equals both 50 and 0.5.
-    """
-
-    def close(a: Fraction, b: Fraction) -> bool:
-        if a.denominator == b.denominator == 1:
-            return a == b
-        return abs(a - b) <= max(Fraction(rel_tol) * max(abs(a), abs(b)), Fraction(1, 10**12))
-
-    if left.percent == right.percent:
-        return close(left.exact, right.exact)
-    per_cent, plain = (left, right) if left.percent else (right, left)
-    return close(per_cent.exact, plain.exact) or close(per_cent.exact / 100, plain.exact)
