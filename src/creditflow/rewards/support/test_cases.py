@@ -279,7 +279,7 @@ def read_program(text: str) -> tuple[TestProgram, ...]:
     one test, too; it also passes by exiting with 0. Raises ValueError if the text is no Python.
     """
     if not text.strip():
-        raise ValueError("expected tests that can fail, got an empty text: they pass with functions that do nothing")
+        raise ValueError("expected tests of a program, got an empty text")
     if len(text) > MAX_TEST_CHARACTERS:
         raise ValueError(f"expected a test of at most {MAX_TEST_CHARACTERS} characters, got {len(text)}")
     tree, outside = parsed(text)
