@@ -102,6 +102,7 @@ def test_output_is_compared_line_by_line_as_text(printed, is_right):
         (["assert f("], "test 0"),
         ([{"call": "f(", "expect": 1}], "test 0: .* neither JSON nor Python"),
         ([{"input": "1", "output": " "}], "a test with an output"),
+        ([{"input": {"x": 1}, "output": "1"}], "test 0: expected the input and output of a test as text"),
         ([{"call": "f()", "expect": [datetime.date(2020, 1, 1)]}], "test 0: expected a value of built-in types"),
         ({"fn_name": "f", "inputs": [[range(2)]], "outputs": [1]}, "test 0: expected a value of built-in types"),
         ("[" * 100_000, "neither|nested"),

@@ -87,6 +87,15 @@ LISTED = f"1. The code:\n   {FENCE}python\n   def f(x):\n       return x * x\n  
         ),
         (f"<answer>{FENCE}python\nx = 1\n{FENCE}</answer>", "x = 1"),
         (f"The code: {FENCE}python\nx = 1\n{FENCE}", "x = 1"),
+        (f"Here:\n<answer>\n{SQUARE}\n</answer>\nDone.", f"\n{SQUARE}\n"),
+        (
+            block("import math")
+            + block("def g(x): return math.pi")
+            + block("def f(x): return g(x)")
+            + block("print(f(1))"),
+            "import math\n\ndef g(x): return math.pi\n\ndef f(x): return g(x)",
+        ),
+        (block(f"# So: {FENCE}python\nx = int('1')"), f"# So: {FENCE}python\nx = int('1')"),
         ("<think>No.</think>" + block(TAGS) + "It ends at `</think>`.", TAGS),
         (block(f"    {TAGS}"), TAGS),
         (TAGS, TAGS),

@@ -15,6 +15,7 @@ import secrets
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -136,7 +137,7 @@ def summary(verdicts: Sequence[CaseVerdict]) -> str:
 # Code in a text
 
 _FENCE = re.compile(
-    r"(?P<lead>[ \t]*(?:(?:[-*+]|[0-9]{1,9}[.)])[ \t]+)?)(?:[^`~]{0,200}[>:][ \t]*)?"
+    r"(?P<lead>[ \t]*(?:(?:[-*+]|[0-9]{1,9}[.)])[ \t]+)?)(?P<text>(?:[^`~]{0,200}[>:][ \t]*)?)"
     r"(?:(?P<ticks>`{3,16})(?P<info>[^`]{0,80})|(?P<waves>~{3,16})(?P<note>.{0,80}))"
 )
 _PYTHON = ("python", "python3", "py")
@@ -145,23 +146,25 @@ _PYTHON = ("python", "python3", "py")
 def code_in(text: str) -> str:
     """The code in a response: its last complete program outside of thoughts.
 
-    Candidates are the fenced blocks in Python or without a language, and the text before the first fence. A program is
-    complete if it is valid Python, does something, and uses no name that nothing defines: an example of a call, or of
-    output, is none. Without one, the last ```python block, else the last fenced block, else all of the text.
+    Candidates are the fenced blocks in Python or without a language, and the text before the first fence, between lines
+    of one tag. A program is complete if it is valid Python, does something, and uses no name that nothing defines: an
+    example of a call, or of output, is none. A block with functions that use those of earlier blocks is joined to them.
+    Without a program, the last ```python block, else the last fenced block, else all of the text.
 
     A fence consists of backticks or tildes and may be indented, as under an item of a list; the code is dedented. An
     unclosed block extends to the end of the text. Returns an empty text for code of more than MAX_CODE_CHARACTERS.
     """
     text = without_thoughts(_marked(text))[-MAX_TEXT_CHARACTERS:]
     before, *blocks = [(language, _dedented(block)) for language, block in _blocks(text)]
-    likely = [code for language, code in (before, *blocks) if language in ("", *_PYTHON)][-_CANDIDATES:]
-    code = next((likely[i] for i in range(len(likely))[::-1] if is_complete(likely[i], "\n".join(likely[:i]))), None)
+    likely = [*_TAG_LINE.split(before[1]), *(code for language, code in blocks if language in ("", *_PYTHON))]
+    code = _last_program([code for code in likely[-_CANDIDATES:] if _outside(code) is not None])
     if code is None:
         marked = [block for block in blocks if block[0] in _PYTHON]
         code = (marked or blocks or [("", text)])[-1][1]
     return code.replace(_MARK, "think>") if len(code) <= MAX_CODE_CHARACTERS else ""
 
 
+_TAG_LINE = re.compile(r"(?m)^[ \t]*(?:</?\w{1,20}>|\[/?[A-Z]{1,20}\])[ \t]*$")
 _MARK = "think\ue000"
 
 
@@ -191,15 +194,37 @@ def _blocks(text: str) -> list[tuple[str, str]]:
         if closes and not is_inner and stripped.startswith(closes) and after[:1] in ("", "<"):
             blocks.append((language, "\n".join(lines)))
             is_open, closes = False, ""
-        # A block left open ends at the next one.
-        elif ticks and not is_inner and (not closes or (info and ticks.startswith(closes))):
+        # A block left open ends at the next one. After a text, a fence has at most the language.
+        elif (
+            fence
+            and not is_inner
+            and (
+                " " not in info or not fence["text"]
+                if not closes
+                else info and ticks.startswith(closes) and not fence["text"]
+            )
+        ):
             if is_open:
                 blocks.append((language, "\n".join(lines)))
             is_open, closes, language, lines = True, ticks, info.split(" ")[0], []
-            deepest = 0 if fence is None else len(fence["lead"]) + 3
+            deepest = len(fence["lead"]) + 3
         elif is_open:
             lines.append(line)
     return [*blocks, (language, "\n".join(lines))] if is_open else blocks
+
+
+def _last_program(codes: Sequence[str]) -> str | None:
+    """The last of some valid codes that is complete, or becomes so with the earlier ones."""
+    for i in range(len(codes))[::-1]:
+        before = "\n\n".join(codes[:i])
+        if is_complete(codes[i], before):
+            return codes[i]
+        if _DEFINES.search(codes[i]) and is_complete(joined := f"{before}\n\n{codes[i]}"):
+            return joined
+    return None
+
+
+_DEFINES = re.compile(r"(?m)^(?:async )?(?:def|class) (\w+)")
 
 
 def is_complete(code: str, before: str = "") -> bool:
@@ -207,13 +232,17 @@ def is_complete(code: str, before: str = "") -> bool:
 
     Usual names need no import, unless the code `before` defines a function of that name.
     """
-    try:
-        tree, names = parsed(code if len(code) <= MAX_CODE_CHARACTERS else "")
-    except ValueError:
+    names = _outside(code)
+    if names is None or not any(isinstance(node, _ACTS) for node in ast.walk(ast.parse(code))):
         return False
-    acts = any(isinstance(node, _ACTS) for node in ast.walk(tree))
-    usual = _usual_names().keys() - re.findall(r"(?m)^(?:async )?(?:def|class) (\w+)", before)
-    return acts and ("import *" in code or names <= usual)
+    return "import *" in code or names <= _usual_names().keys() - _DEFINES.findall(before)
+
+
+def _outside(code: str) -> set[str] | None:
+    """The names that the code does not define; None if it is no Python, or too long."""
+    with suppress(ValueError):
+        return parsed(code)[1] if len(code) <= MAX_CODE_CHARACTERS else None
+    return None
 
 
 def _dedented(block: str) -> str:

@@ -224,7 +224,7 @@ def _of_pair(test: Mapping[str, Any], test_input: Any, expected: Any) -> Case:
 
 def _joined(text: Any) -> str:
     lines = text if isinstance(text, list) else [text]
-    if any(line is None or (isinstance(line, float) and math.isnan(line)) for line in lines):
+    if not all(isinstance(line, str | int | float) and line == line for line in lines):  # noqa: PLR0124 (NaN)
         raise ValueError(f"expected the input and output of a test as text, got {shown(text)}")
     return "\n".join(map(str, lines))
 
