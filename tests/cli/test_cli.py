@@ -251,9 +251,7 @@ def test_check_estimates_costs_and_warns_of_truncation(here):
     size = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384"
     assert re.search(rf"memory: a step needs about [0-9.]+ GiB with {size}; ", result.stderr)
     assert re.search(r"time: a step takes about .* 5 steps and [34] evaluations take about [0-9.]+ s", result.stderr)
-    pattern = (
-        r"\d+ of 16 trajectories truncated \(data.train_files, rows from 0: [0-9, ]+\); the first: writer was cut "
-    )
+    pattern = r"\d+ of 16 trajectories truncated \(tasks, counted from 0: [0-9, ]+\); the first: writer was cut "
     assert re.search(pattern, result.stdout)
     for agent in ("writer", "critic"):
         assert re.search(
@@ -264,9 +262,12 @@ def test_check_estimates_costs_and_warns_of_truncation(here):
 
 
 def test_check_names_long_prompts_and_a_forgotten_return(here):
-    prompts = ["short", "long " * 100, "short"]
+    prompts = ["short", "long " * 100, "late"]
     (here / "tasks.jsonl").write_text("".join(json.dumps({"prompt": text, "solution": "1"}) + "\n" for text in prompts))
-    (here / "team.py").write_text("async def solve(task, team):\n    text = await team.writer(task.text)\n")
+    workflow = (
+        "async def solve(task, team):\n    text = await team.writer(task.text)\n    if 'l' in task.text: return text"
+    )
+    (here / "team.py").write_text(workflow)
     tasks = ("data.train_files=tasks.jsonl", "data.max_prompt_length=50", "data.train_batch_size=2")
     rewards = "reward.functions=[{fn: exact_match}]"
 
@@ -275,11 +276,9 @@ def test_check_names_long_prompts_and_a_forgotten_return(here):
     )
 
     assert result.exit_code == 0, result.output
-    assert (
-        "4 of 12 trajectories truncated (data.train_files, rows from 0: 1); the first: writer's prompt" in result.stdout
-    )
+    assert "4 of 12 trajectories truncated (tasks, counted from 0: 1); the first: writer's prompt" in result.stdout
     assert "at most 50 fit (data.max_prompt_length)" in result.stdout
-    assert "no trajectory has an answer: the workflow returns None (team.py:1 in solve)" in result.stdout
+    assert "4 of 12 trajectories have no answer: the workflow returned None (team.py:1 in solve)" in result.stdout
 
 
 def test_gsm8k_becomes_verl_schema_parquet(here):

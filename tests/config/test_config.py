@@ -155,7 +155,7 @@ def test_unknown_key_names_the_nearest(recipe, override, nearest):
         ("trainer.device=tpu", "trainer.device: expected one of auto, cpu, cuda, got 'tpu'"),
         ("trainer.critic_warmup=3", "trainer.critic_warmup: 3, but algorithm.adv_estimator: grpo has no critic"),
         ("policies={default: {optim: {lr: fast}}}", "policies.default.optim.lr: expected a number above 0, got 'fast'"),
-        ("actor_rollout_ref.rollout.n=1", r"rollout.n: grpo expects at least 2 .*, got 1: .* hard tasks .*; raise it"),
+        ("actor_rollout_ref.rollout.n=1", r"rollout.n: grpo expects at least 2 .*, got 1: .* hard tasks .*; raise n "),
         ("actor_rollout_ref.actor.ppo_mini_batch_size=64", "ppo_mini_batch_size: expected at most .*16 tasks, got 64"),
         ("algorithm.propagation=thresh", "algorithm.propagation: expected .*threshold.*, got 'thresh'"),
         ("noequals", "noequals: expected key=value"),

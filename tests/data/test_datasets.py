@@ -123,9 +123,10 @@ def test_missing_task_function_is_refused(tmp_path):
         ({"data_source": "mine"}, r"t.jsonl:2: missing prompt, reward_model .* got data_source"),
         ({**ROW, "prompt": "How many?"}, r"t.jsonl:2: prompt: expected a list of messages"),
         ({**ROW, "prompt": []}, r"t.jsonl:2: prompt: expected"),
-        (row_of({"role": "user", "content": " \n"}), r"t.jsonl:2: prompt: expected a text in its last message"),
-        ({"prompt": "", "solution": "72"}, r"t.jsonl:2: prompt: expected a text in its last message"),
-        ({"question": "", "answer": "#### 72"}, r"t.jsonl:2: prompt: expected a text in its last message"),
+        (row_of({"role": "user", "content": "\u200b\n"}), r"t.jsonl:2: prompt: expected visible text"),
+        ({"prompt": "", "solution": "72"}, r"t.jsonl:2: prompt: expected visible text in the last user message"),
+        ({"prompt": [{"role": r, "content": c} for r, c in (("user", ""), ("assistant", "Sure"))]}, "visible text"),
+        ({"question": "", "answer": "#### 72"}, r"t.jsonl:2: prompt: expected visible text"),
         ({**ROW, "prompt": [{"role": "user"}]}, r"t.jsonl:2: prompt\[0\]: expected a message"),
         (row_of({"role": "human", "content": "x"}), r"t.jsonl:2: prompt\[0\].role: expected 'user', got 'human'"),
         (row_of({"role": "user", "content": None}), r"t.jsonl:2: prompt\[0\].content: expected a text .* got 'None'"),
@@ -181,6 +182,7 @@ TALK = [
     {"role": "assistant", "content": None, "tool_calls": [CALL, SPARSE], "refusal": None},
     {"role": "tool", "content": "21 C", "tool_call_id": "c", "tool_calls": []},
     {"role": "user", "content": "And now?", "tool_calls": None},
+    {"role": "tool", "content": ""},
 ]
 BARE = (
     {"role": "system", "content": "Be brief."},
@@ -192,6 +194,7 @@ BARE = (
     },
     {"role": "tool", "content": "21 C", "tool_call_id": "c"},
     {"role": "user", "content": "And now?"},
+    {"role": "tool", "content": ""},
 )
 
 

@@ -137,11 +137,12 @@ def _warnings(
         warnings.append(str(idle))
     acting = set(assignment.batch.agent_names)
     warnings += [f"{agent} made no step" for agent in recipe.config.team.agents if agent not in acting]
-    finished = [trajectory for trajectory in trajectories if not _ENDS.intersection(trajectory.info)]
-    if finished and all(trajectory.answer is None for trajectory in finished):
-        where = of_function(components.workflow)
-        warnings.append(f"no trajectory has an answer: the workflow returns None ({where}); is a `return` missing?")
-    warnings += _endings(trajectories, recipe.config.actor_rollout_ref.rollout.n)
+    if silent := [t for t in trajectories if t.answer is None and not _ERROR_KEYS.intersection(t.info)]:
+        warnings.append(
+            f"{len(silent)} of {len(trajectories)} trajectories have no answer: the workflow returned None "
+            f"({of_function(components.workflow)}); is a `return` missing?"
+        )
+    warnings += _unfinished_warnings(trajectories, recipe.config.actor_rollout_ref.rollout.n)
     longest = recipe.config.data.max_response_length
     warnings += [cut.text(longest) for cut in truncations(assignment.batch)]
     errors = [str(t.info["agent_error"]) for t in trajectories if "agent_error" in t.info]
@@ -185,21 +186,21 @@ def _unreadable_truths(components: Components) -> list[str]:
     return warnings
 
 
-_ENDS = frozenset(("error", "agent_error", "timed_out", "ended_early"))
-"""Keys of a trajectory's `info` that an error of its workflow leaves."""
+_ERROR_KEYS = frozenset(("error", "agent_error", "timed_out", "ended_early"))
+"""`info` keys that an interrupted workflow sets."""
 
 
-def _endings(trajectories: Sequence[Trajectory], n: int) -> list[str]:
+def _unfinished_warnings(trajectories: Sequence[Trajectory], n: int) -> list[str]:
     """A sentence for each reason why trajectories failed or were truncated, with their tasks. `n`: rollouts of each."""
-    ends: dict[tuple[str, str], list[tuple[int, str]]] = defaultdict(list)
+    reasons: dict[tuple[str, str], list[tuple[int, str]]] = defaultdict(list)
     for i, trajectory in enumerate(trajectories):
         if (status := trajectory.status) != "ok":
             reason = str(trajectory.info.get("error" if status == "failed" else status, "no reason given"))
-            ends[status, re.sub("[0-9]+", "n", reason.partition(":")[0])].append((i // n, reason))
+            reasons[status, re.sub("[0-9]+", "n", reason.partition(":")[0])].append((i // n, reason))
     return [
-        f"{len(cases)} of {len(trajectories)} trajectories {ending} (data.train_files, rows from 0: "
-        f"{', '.join(map(str, sorted({row for row, _ in cases})))}); the first: {cases[0][1]}"
-        for (ending, _), cases in ends.items()
+        f"{len(cases)} of {len(trajectories)} trajectories {status} (tasks, counted from 0: "
+        f"{', '.join(map(str, sorted({task for task, _ in cases})))}); the first: {cases[0][1]}"
+        for (status, _), cases in reasons.items()
     ]
 
 

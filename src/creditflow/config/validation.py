@@ -43,9 +43,8 @@ def _validate_training(config: Config) -> None:
     if rollout.n < estimator.min_rollouts:
         raise ConfigError(
             f"actor_rollout_ref.rollout.n: {config.algorithm.adv_estimator} expects at least {estimator.min_rollouts} "
-            f"rollouts of each task, got {rollout.n}: the baseline would be other tasks', and hard tasks look like "
-            "bad answers; raise it, and lower data.train_batch_size to keep the cost, or set "
-            "algorithm.adv_estimator=reinforce_plus_plus"
+            f"rollouts of each task, got {rollout.n}: with fewer, tasks are compared, so hard tasks look like "
+            "bad responses; raise n (and lower data.train_batch_size for the same cost)"
         )
     if actor.ppo_mini_batch_size > config.data.train_batch_size:
         raise ConfigError(

@@ -356,12 +356,16 @@ def _expect_columns(row: Mapping[str, Any], where: str) -> None:
 
 
 def _messages(prompt: object, where: str, kinds: str = "a list of messages") -> tuple[dict[str, Any], ...]:
-    """Return the messages of a prompt; see `_message`. Raises DataError if the last one, the question, is blank."""
+    """Return the messages of a prompt; see `_message`. Raises DataError if the last one of a user shows no text.
+
+    Results of tools and beginnings of answers may be empty.
+    """
     if not isinstance(prompt, list) or not prompt:
         raise DataError(f"{where}: prompt: expected {kinds} {{role, content}}, got {str(prompt)[:80]!r}")
     messages = tuple(_message(message, f"{where}: prompt[{i}]") for i, message in enumerate(prompt))
-    if not messages[-1]["content"].strip() and "tool_calls" not in messages[-1]:
-        raise DataError(f"{where}: prompt: expected a text in its last message, got {messages[-1]['content'][:80]!r}")
+    texts = [message["content"] for message in messages if message["role"] == "user"] or [messages[-1]["content"]]
+    if not any(letter.isprintable() and letter != " " for letter in texts[-1]):  # zero-width letters are not printable
+        raise DataError(f"{where}: prompt: expected visible text in the last user message, got {texts[-1][:80]!r}")
     return messages
 
 

@@ -6,7 +6,7 @@ from creditflow.credit.estimators.base import Estimate, EstimatorInput
 from creditflow.credit.records import advantage_estimator
 
 
-@advantage_estimator("reinforce_plus_plus_baseline", whitened=True)
+@advantage_estimator("reinforce_plus_plus_baseline", whitened=True, min_rollouts=2)
 def reinforce_plus_plus_baseline(inputs: EstimatorInput) -> Estimate:
     """`c - m`, whitened (arXiv 2501.03262, "with baseline")."""
     return Estimate(inputs.groups.mean_S)

@@ -6,7 +6,7 @@ from creditflow.credit.estimators.base import Estimate, EstimatorInput
 from creditflow.credit.records import ONE, advantage_estimator
 
 
-@advantage_estimator("rloo", divisor=ONE)
+@advantage_estimator("rloo", divisor=ONE, min_rollouts=2)
 def rloo(inputs: EstimatorInput) -> Estimate:
     """`c - mean of the group's other trajectories` (arXiv 2402.14740, equation 7).
 
