@@ -176,4 +176,4 @@ def test_missing_file_is_refused(tmp_path: Path) -> None:
 
 def test_unrelated_log_records_make_no_spans() -> None:
     logs = [{"spanId": "b" * 16, "body": {"stringValue": "started"}}, {"eventName": "app.click"}, {}]
-    assert from_json([{"resourceLogs": [{"scopeLogs": [{"logRecords": logs}]}]}]) == []
+    assert from_json([{"resourceLogs": [{"scopeLogs": [{"logRecords": logs}]}], "sent_at": 1}]) == []

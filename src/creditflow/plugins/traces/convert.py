@@ -92,7 +92,7 @@ def convert(spans: Iterable[Span], options: ConvertOptions | None = None) -> Con
     """
     options = options or ConvertOptions()
     try:
-        agent_match = re.compile(options.agent_match)
+        re.compile(options.agent_match)
     except re.error as error:
         raise ConfigError(f"agent_match {options.agent_match!r} is not a regular expression: {error}") from error
     for name, (low, high) in options.ranges.items():
@@ -100,15 +100,14 @@ def convert(spans: Iterable[Span], options: ConvertOptions | None = None) -> Con
             raise ConfigError(f"range of reward {name!r}: expected two finite numbers, low < high, got {low}, {high}")
     result = Converted()
     traces: dict[str, list[Span]] = {}
-    seen: dict[tuple[str, str], str] = {}
-    """Response id and response to their first trajectory."""
+    seen: _Seen = {}
     with without_collection():
         for span in with_calls_apart(distinct(spans, result.mended)):
             traces.setdefault(span.trace, []).append(span)
             result.spans += 1
         spans_by_trajectory = _by_attribute(traces, options.trajectory_by) if options.trajectory_by else _linked(traces)
         for name, of_trajectory in spans_by_trajectory.items():
-            _convert(name, of_trajectory, options, agent_match, seen, result)
+            _convert(name, of_trajectory, options, seen, result)
     return result
 
 
@@ -167,17 +166,14 @@ def _inherited(spans: Sequence[Span], key: str) -> list[str | None]:
     ]
 
 
-def _convert(
-    name: str,
-    spans: Sequence[Span],
-    options: ConvertOptions,
-    agent_match: re.Pattern[str],
-    seen: dict[tuple[str, str], str],
-    result: Converted,
-) -> None:
+_Seen = dict[tuple[str, str], str]
+"""Response id and response to their first trajectory."""
+
+
+def _convert(name: str, spans: Sequence[Span], options: ConvertOptions, seen: _Seen, result: Converted) -> None:
     """Convert the spans of one trajectory and add the results to `result`."""
     trajectory_spans = TrajectorySpans(spans, result.mended)
-    chosen = choose(trajectory_spans, agent_match)
+    chosen = choose(trajectory_spans, options.agent_match)
 
     def leave_out(what: What, at: int, part: str, reason: str) -> None:
         result.left_out.append(LeftOut(what, name, spans[at].id, part, reason))
@@ -365,18 +361,12 @@ def _pay(trajectory: Trajectory, rewards: Sequence[PlacedReward], options: Conve
 
 def _score(value: Any, range_: tuple[float, float]) -> Score:
     """A reward as a score, with status `failed` unless the value is a number in its range."""
-    number = _number(value)
+    why = f"expected a number, got {text_of(value)[:80]!r}"
     try:
-        return Score(into_range(number, range_), range_)
+        if math.isfinite(number := float(value)):
+            return Score(into_range(number, range_), range_)
     except ScoreRangeError as error:
-        beyond = f"{error}; give the reward's range"
-    why = beyond if math.isfinite(number) else f"expected a number, got {text_of(value)[:80]!r}"
-    return Score(math.nan, range_, status="failed", reason=why)
-
-
-def _number(value: Any) -> float:
-    """`value` as a float; NaN if it is not a number."""
-    try:
-        return float(value)
+        why = f"{error}; give the reward's range"
     except (TypeError, ValueError, OverflowError):
-        return math.nan
+        pass
+    return Score(math.nan, range_, status="failed", reason=why)

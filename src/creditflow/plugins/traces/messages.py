@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 from creditflow.plugins.traces.spans import LIST_TYPES, mapping, text_of
@@ -155,16 +156,9 @@ class Notes:
 
 def joined(parts: Sequence[Part]) -> str:
     """Join parts with newlines, but a block directly to the block before it."""
-    if len(parts) == 1:
-        return text_of(parts[0].text)
-    pieces: list[str] = []
-    before: Kind | None = None
-    for part in parts:
-        if pieces and not (part.kind == before == "block"):
-            pieces.append("\n")
-        pieces.append(part.text)
-        before = part.kind
-    return text_of("".join(pieces))
+    blocks = [part.kind == before.kind == "block" for before, part in pairwise(parts)]
+    breaks = ["", *("" if is_block else "\n" for is_block in blocks)]
+    return text_of("".join([f"{line_break}{part.text}" for line_break, part in zip(breaks, parts, strict=False)]))
 
 
 # ---- JSON in texts -------------------------------------------------------------------------------------------------

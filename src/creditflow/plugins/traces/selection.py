@@ -105,7 +105,7 @@ class Selection:
     """Number of calls with the response id of another call but a different response."""
 
 
-def choose(trajectory_spans: TrajectorySpans, agent_match: re.Pattern[str]) -> Selection:
+def choose(trajectory_spans: TrajectorySpans, agent_match: str) -> Selection:
     """Choose the calls whose agents match `agent_match`, each once; not those of judges or without a response."""
     tree, meanings = trajectory_spans.tree, trajectory_spans.meanings
     reward = [at if type(meaning) is Reward else None for at, meaning in enumerate(meanings)]
@@ -130,7 +130,7 @@ def choose(trajectory_spans: TrajectorySpans, agent_match: re.Pattern[str]) -> S
     calls_in_order = [*agents, *_alone(tree, unable, able)] if unable else list(agents)
     calls_in_order.sort(key=trajectory_spans.end.__getitem__)
     calls_in_order.sort(key=trajectory_spans.start.__getitem__)  # calls with the same start stay in order of their ends
-    named = {agent for agent in agents.values() if agent_match.search(agent)}
+    named = {agent for agent in agents.values() if re.search(agent_match, agent)}
     for at, agent in agents.items():
         if agent not in named:
             left_out[at] = f"agent {agent!r} is not asked for"
@@ -146,9 +146,9 @@ def _alone(tree: SpanTree, unable: Mapping[int, ModelCall], able: Mapping[int, M
     ids = {call.response_id for call in able.values()} - {""}
     around = tree.inherited([at if at in able else None for at in range(len(tree.parents))])
     around_some: set[int] = set()
-    for at in reversed(tree.order):
-        if at in able or at in around_some:
-            around_some.add(tree.parents[at])
+    for at in able:
+        while (at := tree.parents[at]) >= 0 and at not in around_some:
+            around_some.add(at)
     for at, call in unable.items():
         if call.response_id not in ids and around[at] is None and at not in around_some:
             yield at

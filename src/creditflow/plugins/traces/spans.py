@@ -253,8 +253,8 @@ def _records(message: Mapping[str, Any], keys: tuple[str, str, str], where: str)
 
 
 def _each(holder: Mapping[str, Any], key: str, where: str) -> Sequence[Mapping[str, Any]]:
-    """The objects in a list of `holder`. Raises DataError for anything else."""
-    items, others = holder.get(key), holder.keys() - _BESIDE_LISTS
+    """The objects in a list of `holder`. Raises DataError for anything else, such as a list of another name."""
+    items, others = holder.get(key), [name for name in holder.keys() - _BESIDE_LISTS if isinstance(holder[name], list)]
     if (items is None and others) or not isinstance(items, list | None):
         raise DataError(f"{where}: {key}: expected a list, got {', '.join(sorted(others)) or repr(items)[:80]}"[:300])
     if odd := [item for item in items or () if not isinstance(item, dict)]:
@@ -382,21 +382,15 @@ def _attributes(raw: Any) -> dict[str, Any]:
 
 def _value(raw: Any) -> Any:
     """An OTLP AnyValue as a Python value; None if it is malformed or nested too deep."""
-    if not isinstance(raw, dict) or not raw:
-        return None
-    kind, value = next(iter(raw.items()))
+    kind, value = next(iter(raw.items())) if isinstance(raw, dict) and raw else ("", None)
     try:
-        return _READ_AS[kind](value) if kind in _READ_AS else value
+        if kind == "arrayValue":
+            return [_value(item) for item in _objects(mapping(value).get("values"))]
+        if kind == "kvlistValue":
+            return _attributes(mapping(value).get("values"))
+        return int(value) if kind == "intValue" else float(value) if kind == "doubleValue" else value
     except (TypeError, ValueError, OverflowError, RecursionError):
         return None
-
-
-_READ_AS: dict[str, Callable[[Any], Any]] = {
-    "intValue": int,
-    "doubleValue": float,
-    "arrayValue": lambda value: [_value(item) for item in _objects(mapping(value).get("values"))],
-    "kvlistValue": lambda value: _attributes(mapping(value).get("values")),
-}
 
 
 def id_of(raw: Any) -> str:
