@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from creditflow.errors import DataError, InputError, first_line
 
@@ -382,7 +382,7 @@ def _attributes(raw: Any) -> dict[str, Any]:
 
 def _value(raw: Any) -> Any:
     """An OTLP AnyValue as a Python value; None if it is malformed or nested too deep."""
-    kind, value = next(iter(raw.items())) if isinstance(raw, dict) and raw else ("", None)
+    kind, value = next(iter(mapping(raw).items()), ("", cast(Any, None)))
     try:
         if kind == "arrayValue":
             return [_value(item) for item in _objects(mapping(value).get("values"))]
