@@ -80,11 +80,9 @@ def _number(text: str) -> Numeral | None:
 def _same_number(left: Numeral, right: Numeral, rel_tol: float) -> bool:
     (number, is_percent), (other, of_percent) = left, right
     factor = 1 if is_percent == of_percent else Fraction(1, 100) if is_percent else 100
-    return any(
-        value == other
-        or (
-            value.denominator * other.denominator > 1
-            and abs(value - other) <= max(abs(value), abs(other)) * Fraction(rel_tol)
-        )
-        for value in (number, number * factor)
-    )
+    return _is_close(number, other, rel_tol) or _is_close(number * factor, other, rel_tol)
+
+
+def _is_close(left: Fraction, right: Fraction, rel_tol: float) -> bool:
+    are_whole = left.denominator == right.denominator == 1
+    return left == right or (not are_whole and abs(left - right) <= max(abs(left), abs(right)) * Fraction(rel_tol))

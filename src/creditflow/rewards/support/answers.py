@@ -5,8 +5,9 @@
 3. The text after `answer is`, `answer:`, or another word with a colon.
 4. The whole text, if it is nothing but an answer.
 5. The last formula between `$` or brackets, unless a number follows it.
-6. The last number, or the last calculation without letters.
+6. The last number, or the last calculation without letters, with those that `and` or `or` joins to it.
 
+Before that, thoughts and marks of emphasis are taken off. If there are `<answer>` tags, only the last is read.
 The text comes from a model, so every regular expression here takes time linear in it.
 """
 
@@ -27,8 +28,7 @@ _EMPHASIS = re.compile(r"(?<![\w)}\]\\])(\*{1,3}|_{1,3}|`{1,3})(?=[^\s*_`])([^\n
 _ANSWER_LINE = re.compile(r"####[ \t]*(?!(?:[A-Z][a-z]+ )?[0-9]{1,3}[.:)][ \t]+[^\W\d])(\S[^\n]*)")
 _PHRASE = re.compile(r"(?i)\banswer[ \t]{0,3}(?:is|:|=)[ \t]{0,3}:?\}?|(?:答案|答え)[是为はは\uff1a:]{1,2}")
 _COLON = re.compile(r"(?<=[^\W\d_])\s?[:\uff1a]")
-_SENTENCE_END = re.compile(r"[.!?](?:\s|\Z)")
-_CLAUSE_ENDS = (re.compile(r"\n"), _SENTENCE_END, re.compile(r"[,;]\s|\s(?:because|since|which|as)\s"))
+_CLAUSE_ENDS = (r"\n", r"[.!?](?:\s|\Z)", r"[,;]\s|\s(?:because|since|which|as)\s|\s\((?=[^\W\d]{2})")
 _FORMULA = r"\$\$([^$]{1,2000})\$\$|(?<![\\\d$])\$([^$\n]{1,2000})\$|\\\(([^\n]{1,2000}?)\\\)|\\\[(.{1,2000}?)\\\]"
 _FORMULAS = re.compile(rf"(?s)(?:{_FORMULA})(?:(?:,?\s{{0,3}}(?:and|or)|,)\s{{0,3}}(?:{_FORMULA}))?")
 _DIGITS = r"[0-9]+ [0-9]+(?=/[0-9])|[0-9]{1,3}(?:(?:[ ']|\\[,;: ]|\{,\})[0-9]{3})+(?![0-9])|[0-9][0-9,]*"
@@ -69,7 +69,7 @@ def answer_lines(text: str) -> list[str]:
 
 def _clauses(text: str) -> tuple[str, ...]:
     """The text up to the end of its line, of its sentence and of its clause; then what follows `is`, or a formula."""
-    clauses = [text := end.split(text, maxsplit=1)[0].strip() for end in _CLAUSE_ENDS]
+    clauses = [text := re.split(end, text, maxsplit=1)[0].strip() for end in _CLAUSE_ENDS]
     sentence, clause = clauses[1:]
     clauses += [sentence.rpartition(" is ")[2], clause.rpartition(" is ")[2], _last_formula(sentence)]
     return tuple(dict.fromkeys(clause for clause in clauses if clause.strip("*$ ")))

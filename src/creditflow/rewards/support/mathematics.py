@@ -109,7 +109,7 @@ _REWRITES: tuple[tuple[str, Any], ...] = (
     (rf"{_SPACE}+", " "),
     (r"(?<![\d.,^{])\d{1,3}(?:[ ']\d{3}){1,20}(?!\d|\s?/)", lambda groups: re.sub("[ ']", "", groups[0])),
     *((rf"(?i)(?<=[\d}}])\s?{word}s?(?![a-z])", rf" \\cdot 10^{{{power}}}") for word, power in _SCALES),
-    (r"\A\s?[a-zA-Z]\s?(?:\\in(?![a-zA-Z])|\u2208)", ""),
+    (r"(?i)\A\s?(?:[a-z]\s?(?:\\in(?![a-z])|\u2208)|\\approx|\u2248|approximately\b|about\b|roughly\b)", ""),
 )
 
 
@@ -221,7 +221,7 @@ _WORD = re.compile(
 )
 """A word, rather than variables side by side."""
 # a time such as 12:00 would be a division by zero
-_NO_FORMULA = re.compile(rf"(?i)no|up|on|in|[0-9]+:00|{_LETTER}+(?:[ '-]+{_LETTER}+)+|[^\uff04]*\uff04.*")
+_NO_FORMULA = re.compile(rf"(?i)no|up|on|in|so|we|is|if|[0-9]+:00|{_LETTER}+(?:[ '-]+{_LETTER}+)+|[^\uff04]*\uff04.*")
 
 
 def _element(text: str) -> Answer:
