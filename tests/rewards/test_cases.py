@@ -34,7 +34,7 @@ def passes(test: object, value: object) -> bool:
         ({"call": "f()", "expect": None}, None, 0),
         ({"call": "f()", "expect": [1, 2]}, [1, complex(2)], {1, 2}),
         ({"call": "f()", "expect": math.nan}, math.nan, 0.0),
-        ({"call": "f()", "expect": [10**5000, b"a", 1 + 2j]}, (10**5000, b"a", 1 + 2j), [10**5000 + 1, b"a", 1 + 2j]),
+        ({"call": "f()", "expect": [10**5000]}, (10**5000,), [10**5000 + 1]),
     ],
 )
 def test_values_are_compared_outside_of_the_box(test, right, wrong):
@@ -103,8 +103,8 @@ def test_output_is_compared_line_by_line_as_text(printed, is_right):
         ([{"call": "f(", "expect": 1}], "test 0: .* neither JSON nor Python"),
         ([{"input": "1", "output": " "}], "a test with an output"),
         ([{"input": {"x": 1}, "output": "1"}], "test 0: expected the input and output of a test as text"),
-        ([{"call": "f()", "expect": [datetime.date(2020, 1, 1)]}], "test 0: expected a value of built-in types"),
-        ({"fn_name": "f", "inputs": [[range(2)]], "outputs": [1]}, "test 0: expected a value of built-in types"),
+        ([{"call": "f()", "expect": [datetime.date(2020, 1, 1)]}], "test 0: expected numbers, texts and collections"),
+        ({"fn_name": "f", "inputs": [[range(2)]], "outputs": [1]}, "test 0: expected numbers, texts"),
         ("[" * 100_000, "neither|nested"),
         (["assert f(1) == " + "1" * 1_000_000], "at most 1000000 characters"),
         ([{"input": "1", "output": "1", "testtype": "functional"}], "test 0: expected the function's name"),

@@ -157,7 +157,7 @@ def code_in(text: str) -> str:
     text = without_thoughts(_marked(text))[-MAX_TEXT_CHARACTERS:]
     before, *blocks = [(language, _dedented(block)) for language, block in _blocks(text)]
     likely = [*_TAG_LINE.split(before[1]), *(code for language, code in blocks if language in ("", *_PYTHON))]
-    code = _last_program([code for code in likely[-_CANDIDATES:] if _outside(code) is not None])
+    code = _last_program([code for code in likely[-_CANDIDATES:] if _parsed(code)[0].body])
     if code is None:
         marked = [block for block in blocks if block[0] in _PYTHON]
         code = (marked or blocks or [("", text)])[-1][1]
@@ -232,17 +232,16 @@ def is_complete(code: str, before: str = "") -> bool:
 
     Usual names need no import, unless the code `before` defines a function of that name.
     """
-    names = _outside(code)
-    if names is None or not any(isinstance(node, _ACTS) for node in ast.walk(ast.parse(code))):
-        return False
-    return "import *" in code or names <= _usual_names().keys() - _DEFINES.findall(before)
+    tree, names = _parsed(code)
+    acts = any(isinstance(node, _ACTS) for node in ast.walk(tree))
+    return acts and ("import *" in code or names <= _usual_names().keys() - _DEFINES.findall(before))
 
 
-def _outside(code: str) -> set[str] | None:
-    """The names that the code does not define; None if it is no Python, or too long."""
+def _parsed(code: str) -> tuple[ast.Module, set[str]]:
+    """The tree of the code and the names that it does not define; an empty tree if it is no Python, or too long."""
     with suppress(ValueError):
-        return parsed(code)[1] if len(code) <= MAX_CODE_CHARACTERS else None
-    return None
+        return parsed(code if len(code) <= MAX_CODE_CHARACTERS else "")
+    return ast.Module([], []), set()
 
 
 def _dedented(block: str) -> str:

@@ -70,6 +70,8 @@ def main() -> None:
     _tell(output, answer)
 
 
+_LONG = 10**4000
+"""Python writes no numbers of more than 4300 digits."""
 COLLECTIONS: dict[str, Any] = {kind.__name__: kind for kind in (list, tuple, set, frozenset, dict)}
 """Types by their names in JSON; a list has none. A dict is sent as pairs."""
 
@@ -80,6 +82,8 @@ def encoded(value: object, depth: int = 0) -> Any:
         raise ValueError("the value is nested too deep")
     if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
         value = value.tolist()
+    if isinstance(value, complex) and not value.imag:
+        value = value.real
     if value is None or value is True or value is False:
         return value
     for kind, plain in ((int, int), (float, float), (str, str.__str__)):  # subclasses, too
@@ -90,14 +94,17 @@ def encoded(value: object, depth: int = 0) -> Any:
             pairs = value.items() if isinstance(value, dict) else value
             items = [encoded(item, depth + (name != "dict")) for item in pairs]
             return items if name == "list" else {name: items}
-    name, (_, write, _) = next((name, form) for name, form in _FORMS.items() if form[0](value))
-    return {name: write(value)}
+    if isinstance(value, int):
+        return {"hex": hex(value)}
+    if type(value).__name__ in ("Fraction", "Decimal"):  # importing them to check takes 4 ms
+        return {"ratio": value.as_integer_ratio()}  # type: ignore[attr-defined]
+    return {"other": repr(value)[:80]}
 
 
 def decoded(data: Any, depth: int = 0) -> Any:
     """Decode data of `encoded`; a value that was not plain data becomes an `OtherValue`.
 
-    Raises ValueError, KeyError, TypeError or ArithmeticError for data that `encoded` never returns.
+    Raises ValueError, TypeError or ArithmeticError for data that `encoded` never returns.
     """
     if depth > MAX_DEPTH:
         raise ValueError("the value is nested too deep")
@@ -106,13 +113,13 @@ def decoded(data: Any, depth: int = 0) -> Any:
     ((kind, content),) = data.items() if isinstance(data, dict) else [("list", data)]
     if kind in COLLECTIONS:
         return COLLECTIONS[kind](decoded(item, depth + (kind != "dict")) for item in content)
-    return _FORMS[kind][2](content)
+    if kind == "hex":
+        return int(content, 16)
+    if kind == "ratio":
+        from fractions import Fraction
 
-
-def _fraction(parts: list[int]) -> Any:
-    from fractions import Fraction
-
-    return Fraction(*parts)
+        return Fraction(*content)
+    return OtherValue(content)
 
 
 class OtherValue:
@@ -123,26 +130,6 @@ class OtherValue:
 
     def __repr__(self) -> str:
         return self.text
-
-
-_LONG = 10**4000
-"""Python writes no numbers of more than 4300 digits."""
-_FORMS: dict[str, tuple[Callable[[Any], bool], Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "hex": (lambda value: isinstance(value, int), hex, lambda text: int(text, 16)),
-    "complex": (
-        lambda value: isinstance(value, complex),
-        lambda value: [value.real, value.imag],
-        lambda parts: complex(*parts),
-    ),
-    "bytes": (lambda value: isinstance(value, bytes | bytearray), lambda value: value.hex(), bytes.fromhex),
-    "ratio": (  # importing the types to check takes 4 ms
-        lambda value: type(value).__name__ in ("Fraction", "Decimal"),
-        lambda value: value.as_integer_ratio(),
-        _fraction,
-    ),
-    "other": (lambda value: True, lambda value: repr(value)[:80], OtherValue),
-}
-"""Other types by their names in JSON: whether a value has the type, how it is written, and how it is read."""
 
 
 def _called(ask: dict[str, Any], module: dict[str, Any]) -> object:
@@ -270,7 +257,8 @@ def _claims_anything(value: object) -> bool:
     numbers = [int.from_bytes(os.urandom(9), "big") | 1 << 70 for _ in range(24)]
     families: list[list[Any]] = [[number % size + size for number in numbers] for size in (10, 1000, 10**5, 1 << 80)]
     families += [[f"{number:x}"[-length:] for number in numbers] for length in (1, 4, 18)]
-    families += [[True, False], *([wrap(number % 1000) for number in numbers] for wrap in _WRAPS)]
+    wraps: tuple[Any, ...] = (float, lambda n: [n], lambda n: (n,), lambda n: {n}, lambda n: {n: n})
+    families += [[True, False], *([wrap(number % 1000) for number in numbers] for wrap in wraps)]
     for claim in _CLAIMS:
         for others in families:
             try:
@@ -279,12 +267,6 @@ def _claims_anything(value: object) -> bool:
             except Exception:  # the value's own code: a comparison with other types may raise
                 pass
     return False
-
-
-_WRAPS: tuple[Callable[[int], Any], ...] = (
-    *(float, lambda n: [n], lambda n: (n,)),
-    *(lambda n: {n}, lambda n: {n: n}),
-)
 
 
 def _described(error: BaseException) -> str:

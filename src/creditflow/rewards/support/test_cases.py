@@ -69,7 +69,7 @@ class CaseCall:
             if "value" not in answer:
                 return _no_answer(answer)
             value = decoded(answer["value"])
-        except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
+        except (ValueError, TypeError, ArithmeticError, RecursionError):
             return "its answer cannot be read"
         try:
             if self.holds(value):
@@ -248,10 +248,10 @@ def _of_fn(name: str, arguments: Any, expected: Any) -> Case:
 
 
 def _plain(value: Any) -> Any:
-    """The value in JSON. Raises ValueError if what a solution returns could never equal it: a date, a deque."""
+    """The value in JSON. Raises ValueError if no solution's value could equal it: a date, bytes."""
     data = encoded(value)
     if not alike(decoded(data), value):
-        raise ValueError(f"expected a value of built-in types, got {shown(value)}")
+        raise ValueError(f"expected numbers, texts and collections of them, got {shown(value)}")
     return data
 
 
