@@ -110,7 +110,8 @@ def decoded(data: Any, depth: int = 0) -> Any:
         raise ValueError("the value is nested too deep")
     if not isinstance(data, dict | list):
         return data
-    ((kind, content),) = data.items() if isinstance(data, dict) else [("list", data)]
+    pair: Any = data.items() if isinstance(data, dict) else [("list", data)]
+    ((kind, content),) = pair
     if kind in COLLECTIONS:
         return COLLECTIONS[kind](decoded(item, depth + (kind != "dict")) for item in content)
     if kind == "hex":
