@@ -28,6 +28,7 @@ from creditflow.rollout import (
     Workflow,
     run_rollouts,
 )
+from creditflow.rollout.chat import ToolCall, opens_thought, parse_tool_calls
 
 ScoreSpec = float | Score | str
 """A value, a Score, or `"failed"` / `"timeout"`."""
@@ -154,7 +155,10 @@ class Letters:
         text = "\n".join(message["content"] for message in (*messages, *({"content": str(tool)} for tool in tools)))
         return text, tuple(map(ord, text))
 
-    def follow(self, messages: Sequence[Message]) -> tuple[int, ...]:
+    async def calls(self, ids: Sequence[int], prompt: str) -> tuple[str, list[ToolCall]]:
+        return parse_tool_calls(self.decode(ids), in_thought=opens_thought(prompt))
+
+    def follow(self, messages: Sequence[Message], prompt: str) -> tuple[int, ...]:
         return tuple(map(ord, "".join(f"[{message['content']}]" for message in messages)))
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -18,7 +18,7 @@ from creditflow.rollout.branching import REFUSED, in_order_of_calls, run_branch
 from creditflow.rollout.client import Generation
 from creditflow.rollout.recorder import Sampling
 from creditflow.rollout.tools import Tool
-from tests.builders import Scripted, examples, make_trajectory, step
+from tests.builders import Letters, Scripted, examples, make_trajectory, step
 
 TASK = Task("test", ({"role": "user", "content": "7"},), None)
 COMPARED = ("agent", "turn", "parents", "prompt", "prompt_ids", "response", "response_ids", "response_mask", "logprobs")
@@ -33,7 +33,9 @@ class Sampled(Scripted):
     def encode(self, messages, tools=()):
         return super().encode(messages)
 
-    def follow(self, messages):
+    calls = Letters.calls
+
+    def follow(self, messages, prompt):
         return tuple("".join(f"[{message['content']}]" for message in messages).encode())
 
     def generate(self, requests):

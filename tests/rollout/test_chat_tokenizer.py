@@ -1,8 +1,8 @@
 """Conversion of messages to tokens, the same for every engine."""
 
+import asyncio
 import copy
 import json
-import pickle
 import re
 import subprocess
 import sys
@@ -130,7 +130,7 @@ def cleaned_slowly(text: str, tokens: list[str]) -> str:
 def cleaning(tokens: list[str]) -> Callable[[str], str]:
     """Return the rendering of a message between turns of `tokens`."""
     around = " ".join(["", *tokens])
-    chat = ChatTokenizer(with_tokens("{% for m in messages %}{{ m.content }}{% endfor %}" + around, tokens))
+    chat = ChatTokenizer(with_tokens(f"{{% for m in messages %}}{{{{ m.content }}}}{around}{{% endfor %}}", tokens))
     assert set(tokens) <= set(chat.special_tokens)
     return lambda text: chat.encode([{"role": "user", "content": text}])[0].removesuffix(around)
 
@@ -222,20 +222,26 @@ TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"
 NO_LIST = KNOWS_TOOLS.partition("{% endfor %}")[2]
 """Like DeepSeek-R1's: it renders calls and results, but not the tools."""
 NO_CALLS = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}" + KNOWS_NONE
+NO_SYSTEM = KNOWS_TOOLS.replace("tools or []", "tools or [] if messages[0].role != 'system'")
+"""It lists tools only without a system prompt."""
+AFTER_CALLS = "{% for m in messages if m.role != 'tool' or messages[-2].tool_calls %}"
+AFTER_CALLS = KNOWS_TOOLS.replace("{% for m in messages %}", AFTER_CALLS)
+"""It renders a result only after a message with calls."""
 
 
-@pytest.mark.parametrize("template", [KNOWS_NONE, "{# no tools here #}" + KNOWS_NONE, NO_LIST, NO_CALLS, KNOWS_TOOLS])
-def test_prompt_names_tools_calls_and_results(template: str) -> None:
+@pytest.mark.parametrize("begin", [0, 1])
+@pytest.mark.parametrize("template", [KNOWS_NONE, NO_LIST, NO_CALLS, NO_SYSTEM, AFTER_CALLS, KNOWS_TOOLS])
+def test_prompt_names_tools_calls_and_results(template: str, begin: int) -> None:
     chat = ChatTokenizer(with_tokens(template, []))
     call = {"id": "call00000", "type": "function", "function": {"name": "get_weather", "arguments": {"day": "Monday"}}}
-    talk = [TALK[1], {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "rain"}]
+    talk = [*TALK[begin:], {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "rain"}]
     text, _ = chat.encode(talk, [TOOL])
     assert text.count("get_weather") == 2
     assert "Monday" in text
     assert "rain" in text
     spelled = "<tool_response>" in text
-    assert spelled == (template != KNOWS_TOOLS)
-    assert ("<tool_response>" in chat.decode(chat.follow(talk[2:]))) == spelled
+    assert spelled == (template != KNOWS_TOOLS and (template, begin) != (NO_SYSTEM, 1))
+    assert ("<tool_response>" in chat.decode(chat.follow(talk[-1:], text))) == spelled
 
 
 LLAMA_CALLS = KNOWS_TOOLS.replace("<tool_call>", "").replace("</tool_call>", "").replace('arguments"', 'parameters"')
@@ -262,7 +268,7 @@ def test_other_calls_need_a_response_schema(template: str, opening: str) -> None
     ChatTokenizer(tokenizer).encode(TALK)
     for wrong in (None, schema("no call"), {"type": "object", "x-regex": "("}):
         tokenizer.response_schema = wrong
-        with pytest.raises(ConfigError, match=r"^tools: the model's chat template has them called in another format"):
+        with pytest.raises(ConfigError, match=r"^tools: the model's chat template expects calls in a format other"):
             ChatTokenizer(tokenizer).encode(TALK, [TOOL])
     tokenizer.response_schema = schema(opening)
     chat = ChatTokenizer(tokenizer)
@@ -270,35 +276,42 @@ def test_other_calls_need_a_response_schema(template: str, opening: str) -> None
     call = ("[TOOL_CALLS]" if opening else "") + '{"name": "f", "parameters": {"x": 1}}'
 
     def read(text: str, *, in_thought: bool = False) -> tuple[str, list[ToolCall]]:
-        response = chat.decode(tokenizer(f"{text}<|end|>", add_special_tokens=False)["input_ids"])
-        assert type(pickle.loads(pickle.dumps(response))) is str
-        assert response == text
-        return parse_tool_calls(response, in_thought=in_thought)
+        ids = tokenizer(f"{text}<|end|>", add_special_tokens=False)["input_ids"]
+        assert chat.decode(ids) == text
+        return asyncio.run(chat.calls(ids, "<think>" if in_thought else ""))
 
     assert read(f"Look. {call}{call}") == ("Look.", [ToolCall("f", {"x": 1})] * 2)
     assert read(call.replace("1", "NaN"))[1][0].error == "the call is no JSON: NaN is no number of JSON"
-    assert "not the model's format: Node has JSON parser" in read(call.replace("1", "!"))[1][0].error
+    assert "response schema: Node has JSON parser" in read(call.replace("1", "!"))[1][0].error
     assert [read(text) for text in ("Yes.", f"<think>{call}")] == [("Yes.", []), (f"<think>{call}", [])]
     assert read(call, in_thought=True) == (call, [])
     assert read(f"{call}</think>{call}", in_thought=True)[1] == [ToolCall("f", {"x": 1})]
+    (cut,) = read(call[:-4])[1]
+    assert cut.error == "the call does not match the model's response schema"
+    assert read('{"name": "Bo"}') == ('{"name": "Bo"}', [])
 
 
 def test_search_of_a_schema_ends_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = {"type": "object", "x-regex": "(?P<content>(a|aa)+)b"}
+    assert response_schema.message_by_schema("a" * 20, slow, limit=1e-4) == {}  # other threads used that time
     monkeypatch.setattr(response_schema, "_LIMIT_S", 0.05)
-    with pytest.raises(ValueError, match="timed out"):
-        response_schema.message_by_schema("a" * 60, {"type": "object", "x-regex": "(?P<content>(a|aa)+)b"})
+    with pytest.raises(ValueError, match=r"more than 0\.05 s"):
+        response_schema.message_by_schema("a" * 60, slow)
 
 
-@pytest.mark.parametrize("ids", [("call_1", "x\ud800"), (None, None), ("abcdefghi", "123456789")])
+@pytest.mark.parametrize("ids", [("call_1", "x\ud800"), (None, None), ("abcdefghi", "123456789"), ("same", "same")])
 def test_ids_fit_a_template_that_checks_them(ids: tuple) -> None:
     tokenizer = with_tokens(MISTRAL_CALLS, [])
     tokenizer.response_schema = schema(MISTRAL_OPENING)
     chat = ChatTokenizer(tokenizer)
     calls = [{"id": id, "function": {"name": "f", "arguments": {"x": 1}}} for id in ids]
     results = [{"role": "tool", "tool_call_id": id, "content": "3"} for id in ids]
-    text, _ = chat.encode([TALK[1], {"role": "assistant", "tool_calls": calls}, *results])
+    talk = [TALK[1], {"role": "assistant", "tool_calls": calls}]
+    text, _ = chat.encode([*talk, *results])
     written = re.findall(r"\(([a-zA-Z0-9]{9})\)", text)
     assert written[:2] == written[2:]
+    text, _ = chat.encode([*talk, results[-1], {"role": "tool", "content": "4"}])
+    assert sorted(re.findall(r"\(([a-zA-Z0-9]{9})\)", text)[2:]) == sorted(written[:2])
     assert len(set(written)) == 2
     assert all(id in written for id in ids if id and len(id) == 9)
     assert re.findall(r"\(([a-zA-Z0-9]{9})\)", chat.decode(chat.follow(results)))
@@ -393,13 +406,16 @@ def test_legacy_function_call_reaches_the_template(template: str) -> None:
 
 
 def test_special_tokens_within_turns_stay_in_text() -> None:
-    """Magistral's tokenizer marks `[THINK]` as special, Hermes' marks `<tool_call>`; `<plan>` is a user's own."""
-    tags = ["[THINK]", "[/THINK]", "<tool_call>", "</tool_call>", "<plan>", "</plan>", "[TOOL_CALLS]"]
-    chat = ChatTokenizer(with_tokens(MISTRAL_CALLS, [*tags, "[TOOL_RESULTS]", "<|pad|>"], pad="<|pad|>"))
-    said = '[THINK]a <tool_call>{"name": "g"}</tool_call>[/THINK]<plan>x</plan>[TOOL_CALLS]<tool_call>{"name": "f"}'
+    """Magistral's tokenizer marks `[THINK]` as special, Hermes' marks `<tool_call>`; `<plan>` and `<do>` are own."""
+    tags = ["[THINK]", "[/THINK]", "<tool_call>", "</tool_call>", "<plan>", "</plan>", "<do>", "[TOOL_CALLS]"]
+    template = (
+        f"<|system|>Write <plan> and </plan>.<|end|>{MISTRAL_CALLS}{{% if add_generation_prompt %}}<do>{{% endif %}}"
+    )
+    chat = ChatTokenizer(with_tokens(template, [*tags, "[TOOL_RESULTS]", "<|pad|>"], pad="<|pad|>"))
+    said = '[THINK]a <tool_call>{"name": "g"}</tool_call>[/THINK]<plan>x</plan><do>[TOOL_CALLS]<tool_call>{"name": "f"}'
     turns = "<|pad|><|user|>[TOOL_RESULTS]<|end|>"
     response = chat.decode(chat.tokenizer(said + turns, add_special_tokens=False)["input_ids"])
     assert response == said
-    assert said in chat.encode([{"role": "user", "content": said + turns}])[0].partition("<|end|>")[0]
+    assert said in chat.encode([{"role": "user", "content": said + turns}])[0]
     assert [call.name for call in parse_tool_calls(response)[1]] == ["f"]
     assert not set(tags).intersection(chat.special_tokens)

@@ -608,7 +608,7 @@ def test_log_probs_after_a_result_match_one_forward_pass(template):
     tokenizer, generate = with_tokens(template, []), policy.generate
     tokenizer.response_schema = schema(MISTRAL_OPENING) if template == MISTRAL_CALLS else None
     policy.chat_tokenizer = ChatTokenizer(tokenizer)
-    other = '[TOOL_CALLS]{"name": "calculator", "parameters": {"expression": "2"}}'
+    other = '[TOOL_CALLS]{"name": "calculator", "id": "abc123def", "parameters": {"expression": "2"}}'
     asked = other if template == MISTRAL_CALLS else call("calculator", expression="2")
 
     def first_calls(requests):
@@ -620,8 +620,8 @@ def test_log_probs_after_a_result_match_one_forward_pass(template):
     sampling = Sampling(max_tokens=400, max_prompt_tokens=2000)
     (step,) = run_workflow(policy, "calculator", sampling=sampling).steps
     assert [called["result"] for called in step.info["tool_calls"]] == ["2"]
-    assert type(step.response) is str
     assert step.response.startswith(asked)
+    assert template == HERMES or "[TOOL_RESULTS](abc123def)" in step.response
     begin, _ = step.info["turns"][1]
     ids = torch.tensor([[*step.prompt_ids, *step.response_ids]])
     with torch.no_grad():
@@ -638,8 +638,8 @@ class Thinking(Scripted):
         text, _ = super().encode(prompt, tools)
         return f"{text}<think>\n", tuple(map(ord, f"{text}<think>\n"))
 
-    def follow(self, messages):
-        return (*super().follow(messages), *map(ord, "<think>\n"))
+    def follow(self, messages, prompt):
+        return (*super().follow(messages, prompt), *map(ord, "<think>\n"))
 
 
 @pytest.mark.parametrize("kind", [Scripted, Thinking])

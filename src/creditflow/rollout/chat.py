@@ -9,13 +9,15 @@ This module holds no model, runs no tool, and imports nothing heavy.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from itertools import groupby
 from os.path import commonprefix
 from typing import Any
 
@@ -55,10 +57,9 @@ _NAME = "look_up"
 """Placeholder for the name of the tool in a call, for the same purpose."""
 _CALL: Message = {"id": "call00000", "type": "function", "function": {"name": _NAME, "arguments": {"place": "Ulm"}}}
 """A call, and below another tool, that show what a template renders."""
-_LISTED = "list_places"
-_TOOL = {"type": "function", "function": {"name": _LISTED, "description": "", "parameters": {"type": "object"}}}
-_PARTS = ("Ulm", _MARK, _LISTED)
-"""Parts of a rendered call, its result and the list of tools."""
+_TOOL = {"type": "function", "function": {"name": "list", "description": "", "parameters": {"type": "object"}}}
+_LIST_OPENING = "You may call functions. These are there:"
+"""The beginning of a list of tools that this module writes; a prompt that contains it has the Hermes format."""
 _CONTROL = re.compile(r"[^\w\s].*\w.*[^\w\s]", re.DOTALL)
 """A token that is unlikely in ordinary text. Words, line breaks and full stops may be added tokens, too."""
 _READ_BACK = re.compile(
@@ -87,6 +88,8 @@ class ToolCall:
     """None if the call is malformed."""
     error: str = ""
     """The reason why the call is malformed; empty if it is valid."""
+    id: str = field(default="", compare=False)
+    """The id that the agent wrote; empty if it wrote none."""
 
     def to_message(self, id: str) -> Message:
         """Return the call in the format of OpenAI's chat completions."""
@@ -94,36 +97,22 @@ class ToolCall:
         return {"id": id, "type": "function", "function": {"name": self.name, "arguments": spelled}}
 
 
-class SchemaText(str):
-    """The text of a response whose tool calls a response schema reads."""
-
-    raw: str
-    """The response with its special tokens."""
-    schema: Mapping[str, Any]
-
-    def __new__(cls, text: str, raw: str, schema: Mapping[str, Any]) -> SchemaText:
-        self = super().__new__(cls, text)
-        self.raw, self.schema = raw, schema
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return str, (str(self),)
-
-
 def _by_schema(text: str, schema: Mapping[str, Any]) -> tuple[str, list[ToolCall]]:
     try:
         message = message_by_schema(text, schema)
-        functions = [call.get("function", call) for call in message.get("tool_calls") or []]
+        functions = [{"id": call.get("id"), **call.get("function", call)} for call in message.get("tool_calls") or []]
         calls = [_call_of(json.dumps(function)) for function in functions]
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        return text, [ToolCall("", None, f"the response has not the model's format: {first_line(error)[:_SHOWN]}")]
+        return text, [
+            ToolCall("", None, f"the response does not match the model's response schema: {first_line(error)[:_SHOWN]}")
+        ]
     return str(message.get("content") or "").strip(), calls
 
 
-_CALLED = ToolCall(_NAME, _CALL["function"]["arguments"])
+_PROBE_CALL = ToolCall(_NAME, _CALL["function"]["arguments"])
 
 
-def _asked(id: str = "call00000") -> list[Message]:
+def _probe_messages(id: str = "call00000") -> list[Message]:
     """Return a question, its call and the result. Some templates refuse ids of another length."""
     return [
         {"role": "user", "content": _NAME},
@@ -137,13 +126,8 @@ def parse_tool_calls(text: str, *, in_thought: bool = False) -> tuple[str, list[
 
     A call ends at the end of its JSON. Calls inside thoughts (`<think>...</think>` and similar tags) are text: a
     thought ends at its closing tag, and a leading thought without one is the whole response. `in_thought`: the prompt
-    has opened a thought (`opens_thought`). Without it, the text before a lone closing tag is a thought, too. In a
-    `SchemaText`, the schema reads what follows a leading thought.
+    has opened a thought (`opens_thought`). Without it, the text before a lone closing tag is a thought, too.
     """
-    if isinstance(text, SchemaText):
-        begin = _thought_end(text.raw) if in_thought or _LEADING_THOUGHT.match(text.raw) else 0
-        content_and_calls = _by_schema(text.raw[begin:], text.schema)
-        return content_and_calls if content_and_calls[1] else (text, [])
     if "<tool_call>" not in text:
         return text, []
     calls: list[ToolCall] = []
@@ -249,7 +233,7 @@ def _call_of(body: str) -> ToolCall:
         arguments = {}
     if not isinstance(arguments, dict):
         return ToolCall(call["name"], None, f"expected arguments by name, got a {type(arguments).__name__}")
-    return ToolCall(call["name"], arguments)
+    return ToolCall(call["name"], arguments, id=str(call.get("id") or ""))
 
 
 def _plain(text: str) -> Any:
@@ -325,15 +309,21 @@ def _with_short_ids(messages: Sequence[Message]) -> list[Message]:
     Results without ids follow the order of the calls.
     """
     plain: list[Message] = []
-    unanswered: list[str] = []
+    unanswered: dict[str, object] = {}  # short id -> id
     for place, message in enumerate(messages):
         ids: Message = {}
         if calls := message.get("tool_calls"):
-            unanswered = [_short_id(call.get("id") or f"{place}.{k}") for k, call in enumerate(calls)]
+            unanswered = {}
+            for k, call in enumerate(calls):
+                id = call.get("id")
+                short = _short_id(id or f"{place}.{k}")
+                unanswered[_short_id(f"{place}.{k}") if short in unanswered else short] = id
             ids["tool_calls"] = [{**call, "id": id} for call, id in zip(calls, unanswered, strict=True)]
         elif message.get("role") == "tool":
-            ids["tool_call_id"] = _short_id(message.get("tool_call_id") or next(iter(unanswered), f"{place}"))
-            unanswered = unanswered[1:]
+            id = message.get("tool_call_id")
+            short = next((short for short, own in unanswered.items() if not id or own == id), _short_id(id or place))
+            unanswered.pop(short, None)
+            ids["tool_call_id"] = short
         plain.append({**message, **ids})
     return plain
 
@@ -347,20 +337,16 @@ def _short_id(id: object) -> str:
 def _spelled_out(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
     """Rewrite messages for a template without tool support: schemas, calls and results become contents."""
     plain: list[Message] = []
-    for message in messages:
-        if message.get("role") == "tool":
-            # Results of one response's calls make one message: most templates require alternating turns.
-            content = f"<tool_response>\n{message['content']}\n</tool_response>"
-            if plain and plain[-1].get("of_tools"):
-                plain[-1]["content"] += f"\n{content}"
-            else:
-                plain.append({"role": "user", "content": content, "of_tools": True})
-            continue
-        plain.append({"role": message.get("role"), "content": message_text(message)})
+    for of_tools, group in groupby(messages, lambda message: message.get("role") == "tool"):
+        if of_tools:  # results of one response's calls make one message: most templates require alternating turns
+            results = [f"<tool_response>\n{message['content']}\n</tool_response>" for message in group]
+            plain.append({"role": "user", "content": "\n".join(results)})
+        else:
+            plain += [{"role": message.get("role"), "content": message_text(message)} for message in group]
     if tools:
         own = [plain.pop(0)["content"]] if plain and plain[0]["role"] == "system" else []
         plain.insert(0, {"role": "system", "content": "\n\n".join((*own, _tools_prompt(tools)))})
-    return [{"role": message["role"], "content": message["content"]} for message in plain]
+    return plain
 
 
 _CALL_KEYS = frozenset(("tool_calls", "function_call"))
@@ -396,7 +382,7 @@ def _call_spelled(call: Mapping[str, Any]) -> str:
 def _tools_prompt(tools: Sequence[Mapping[str, Any]]) -> str:
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     return (
-        f"You may call functions. These are there:\n<tools>\n{listed}\n</tools>\n"
+        f"{_LIST_OPENING}\n<tools>\n{listed}\n</tools>\n"
         "For each call, write a JSON object with the function's name and its arguments:\n"
         '<tool_call>\n{"name": <name>, "arguments": <object>}\n</tool_call>'
     )
@@ -447,13 +433,35 @@ class ChatModel:
         """See `ChatTokenizer.encode`."""
         return self.chat_tokenizer.encode(prompt, tools)
 
-    def follow(self, messages: Sequence[Message]) -> tuple[int, ...]:
+    def follow(self, messages: Sequence[Message], prompt: str = "") -> tuple[int, ...]:
         """See `ChatTokenizer.follow`."""
-        return self.chat_tokenizer.follow(messages)
+        return self.chat_tokenizer.follow(messages, prompt)
 
     def decode(self, ids: Sequence[int]) -> str:
         """See `ChatTokenizer.decode`."""
         return self.chat_tokenizer.decode(ids)
+
+    async def calls(self, ids: Sequence[int], prompt: str) -> tuple[str, list[ToolCall]]:
+        """See `ChatTokenizer.calls`."""
+        return await self.chat_tokenizer.calls(ids, prompt)
+
+
+@dataclass(frozen=True, slots=True)
+class _TemplateTraits:
+    """Properties of a chat template, as its renderings of an example show."""
+
+    texts: bool = True
+    """Whether the content of a message is rendered; templates of some models with images take lists alone."""
+    tools: bool = False
+    """Whether it renders a call and its result, and a result after a response whose calls are text (`follow`)."""
+    any_id: bool = True
+    """Whether it takes ids of calls of any length; Mistral's takes nine letters and digits."""
+    schema: Mapping[str, Any] | None = None
+    """The tokenizer's response schema if it reads the calls."""
+    readable: bool = True
+    """Whether the schema or `parse_tool_calls` reads the calls."""
+    opening: str = "(?!)"
+    """A regular expression for the beginning of a call: its added token anywhere, else the text before the name."""
 
 
 class ChatTokenizer:
@@ -475,8 +483,8 @@ class ChatTokenizer:
         """Tokens that end a response: those of the model, the tokenizer and the chat template."""
         self._control = self._control_tokens()
         self.special_tokens = [token for token in self._control.values() if token]
-        """The tokens that a response's text leaves out and that no message may spell: those that end a response, have a
-        name of transformers (beginning, padding) or stand around turns. Special tokens of another use are text."""
+        """The tokens that a response's text leaves out and that no message may spell: those that end a response, are
+        the tokenizer's bos, pad or unk token, or stand around turns. Special tokens of another use are text."""
         self._without_special_tokens = _TokenRemover(self.special_tokens)
         # The rollouts of a task begin with the same prompt.
         self._tokenize_again = lru_cache(_KEPT)(self._tokenize)
@@ -488,29 +496,31 @@ class ChatTokenizer:
         `tools`: JSON schemas of functions in OpenAI's format. Special tokens, and the tokens that the template writes
         around turns, are removed from messages, so that one agent's text cannot close the next one's turn. A `prompt`
         given as text is used verbatim, special tokens included, and no token is added: its caller is responsible for
-        its content. Raises ModelError for messages that the chat template rejects or fails on, and for token ids out of
-        range; ConfigError for tools if neither `parse_tool_calls` nor a response schema reads the template's calls.
+        its content. If the rendered prompt does not name each tool, the schemas are written into the system prompt, and
+        calls and results as text. Raises ModelError for messages that the chat template rejects or fails on, and for
+        token ids out of range; ConfigError for tools if the calls that the template renders cannot be read.
         """
         if isinstance(prompt, PromptIds):
             if unknown := [token for token in prompt if not 0 <= token < self._n_tokens]:
                 raise ModelError(f"prompt: expected tokens from 0 to {self._n_tokens - 1}, got {unknown[0]}")
             return str(self.tokenizer.decode(list(prompt))), tuple(prompt)
         text = prompt if isinstance(prompt, str) else self._text(prompt, tools)
-        bare = not isinstance(prompt, str) and not self.tokenizer.chat_template  # a template writes these tokens itself
+        # A template writes the tokens of the beginning itself.
+        adds_start = not isinstance(prompt, str) and not self.tokenizer.chat_template
         tokenize = self._tokenize_again if len(text) <= _SHORT else self._tokenize
-        return text, tokenize(text, bare) or (self.pad_id,)  # the model needs a position to predict from
+        return text, tokenize(text, adds_start) or (self.pad_id,)  # the model needs a position to predict from
 
-    def follow(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Return the tokens between a response and the next one of the same agent.
+    def follow(self, messages: Sequence[Message], prompt: str = "") -> tuple[int, ...]:
+        """Return the tokens between a response to `prompt` and the next one of the same agent.
 
         These are the end of its turn, `messages` by others (the results of its calls), and the beginning of its next
-        turn. The end-of-sequence token is left out, since the response already has it. Raises ModelError if the
-        tokenizer's chat template leaves responses out, or results without the message that calls.
+        turn. The end-of-sequence token is left out, since the response already has it. Results have the format of the
+        prompt's tools. Raises ModelError if the tokenizer's chat template leaves responses out.
         """
-        if not self._renders_results:
-            raise ModelError("the chat template renders a result only after a message that calls the tool")
         spoken: list[Message] = [{"role": "user", "content": ""}, {"role": "assistant", "content": _MARK}]
-        _, mark, text = self._text((*spoken, *messages), [_TOOL]).partition(_MARK)
+        plain = self._plain((*spoken, *messages))
+        own = self._traits.tools and _LIST_OPENING not in prompt
+        _, mark, text = (self._rendered(plain, [_TOOL]) if own else self._spelled(plain)).partition(_MARK)
         if not mark:
             raise ModelError("the chat template leaves a response out that tools were called in")
         if not self.tokenizer.chat_template:
@@ -519,20 +529,35 @@ class ChatTokenizer:
         return ids[1:] if ids and ids[0] in self.end_ids else ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of a response without `special_tokens`; the tags of thoughts and tool calls are kept.
+        """Return the text of a response without `special_tokens`; the tags of thoughts and tool calls are kept."""
+        return str(self.tokenizer.decode([id for id in ids if id not in self._control]))
 
-        A `SchemaText` if the tokenizer's response schema reads the calls.
+    async def calls(self, ids: Sequence[int], prompt: str) -> tuple[str, list[ToolCall]]:
+        """Split a response to `prompt` into its text and its tool calls, as `parse_tool_calls` does.
+
+        If the template has calls of another format, the tokenizer's response schema reads what follows a leading
+        thought, in a thread.
         """
-        text = str(self.tokenizer.decode([id for id in ids if id not in self._control]))
-        return text if self._schema is None else SchemaText(text, self.tokenizer.decode(list(ids)), self._schema)
+        text, in_thought, traits = self.decode(ids), opens_thought(prompt), self._traits
+        if traits.schema is None or _LIST_OPENING in prompt:
+            return parse_tool_calls(text, in_thought=in_thought)
+        raw = str(self.tokenizer.decode(list(ids)))
+        raw = raw[_thought_end(raw) if in_thought or _LEADING_THOUGHT.match(raw) else 0 :]
+        content, calls = await asyncio.to_thread(_by_schema, raw, traits.schema)
+        if not calls and re.match(traits.opening, raw):
+            try:
+                _EXTENT.raw_decode(raw.lstrip())  # an answer that is JSON
+            except (ValueError, RecursionError):
+                calls = [ToolCall("", None, "the call does not match the model's response schema")]
+        return (content, calls) if calls else (text, [])
 
-    def _tokenize(self, text: str, bare: bool) -> tuple[int, ...]:
-        return tuple(self._begun(text) if bare else self._ids(text))
+    def _tokenize(self, text: str, adds_start: bool) -> tuple[int, ...]:
+        return tuple(self._ids_with_start(text) if adds_start else self._ids(text))
 
     def _ids(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def _begun(self, text: str) -> list[int]:
+    def _ids_with_start(self, text: str) -> list[int]:
         """Return the tokens of `text`, after those that the tokenizer adds at the beginning of a text.
 
         Tokens that it adds at the end are left out: an end-of-sequence token would end the prompt before the response.
@@ -545,21 +570,31 @@ class ChatTokenizer:
         return plain if begin is None else whole[: begin + len(plain)]
 
     def _text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
-        # Clean the messages in the form that the template gets: a list of parts, or JSON's escapes, may hide a special
-        # token.
-        plain = [_for_template(message) for message in messages]
-        plain, tools = self._clean(plain), self._clean(tools)
-        if all(part in self._called for part in _PARTS[: 3 if tools else 2]):
-            if tools and self._schema is None and _CALLED not in parse_tool_calls(self._called)[1]:
-                raise ConfigError(
-                    "tools: the model's chat template has them called in another format than <tool_call>{...}"
-                    "</tool_call>, so no call would be made; use a model or a chat template with this format, or a "
-                    "tokenizer with a response_schema that reads the calls (most schemas need the package jmespath)"
-                )
-            if not self._takes_any_id:
-                plain = _with_short_ids(plain)
-            return self._rendered(plain, tools)
-        if not self._renders_texts:
+        plain, tools, traits = self._plain(messages), self._clean(tools), self._traits
+        if traits.tools:
+            # Some templates list tools only without a system prompt, or not at all. Messages may contain the names.
+            text, untold = self._rendered(plain, tools), self._example(plain) if tools else ""
+            names = (str(tool.get("function", tool).get("name")) for tool in tools)
+            if all(text.count(name) > untold.count(name) for name in names):
+                if tools and not traits.readable:
+                    raise ConfigError(
+                        "tools: the model's chat template expects calls in a format other than <tool_call>..., which "
+                        "cannot be read; use another model or template, or a tokenizer with a response_schema that "
+                        "reads the calls (most schemas need the package jmespath)"
+                    )
+                return text
+        return self._spelled(plain, tools)
+
+    def _plain(self, messages: Sequence[Message]) -> list[Message]:
+        """Return messages as the template gets them, without special tokens.
+
+        They are cleaned in this form, since a list of parts, or JSON's escapes, may hide a special token.
+        """
+        plain: list[Message] = self._clean([_for_template(message) for message in messages])
+        return plain if self._traits.any_id else _with_short_ids(plain)
+
+    def _spelled(self, plain: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        if not self._traits.texts:
             raise ModelError("the chat template leaves out contents that are texts, so the model would not see them")
         plain = _spelled_out(plain, tools)
         if not self.tokenizer.chat_template:
@@ -567,48 +602,38 @@ class ChatTokenizer:
         return self._rendered(plain)
 
     @cached_property
-    def _called(self) -> str:
-        """The template's rendering of a call and its result after a question; empty if it takes none."""
-        return self._example(_asked(), [_TOOL])
-
-    @cached_property
-    def _renders_texts(self) -> bool:
-        """Whether the content of a message is rendered; templates of some models with images take lists alone."""
+    def _traits(self) -> _TemplateTraits:
+        question, call, result = _probe_messages()
         text = self._example([{"role": "user", "content": _MARK}])
-        return not text or _MARK.strip("\u241f") in text.lower()
-
-    @cached_property
-    def _renders_results(self) -> bool:
-        """Whether a result is rendered after a response whose calls are text."""
-        question, _, result = _asked()
-        texts = [question, {"role": "assistant", "content": _NAME}, result]
-        return _MARK not in self._called or _MARK in self._example(texts, [_TOOL])
-
-    @cached_property
-    def _takes_any_id(self) -> bool:
-        """Whether the template takes ids of calls of any length; Mistral's take nine letters and digits."""
-        return bool(self._example(_asked("call_0")))
-
-    @cached_property
-    def _schema(self) -> Mapping[str, Any] | None:
-        """The tokenizer's response schema if it reads the calls that the template renders."""
-        schema: Mapping[str, Any] | None = getattr(self.tokenizer, "response_schema", None)
-        if schema is None or not all(part in self._called for part in _PARTS):
-            return None
-        prompt = re.sub(rf"(?i:{_THOUGHT_TAGS})\s*\Z", "", self._example(_asked()[:1], [_TOOL]))
-        response = self._example(_asked()[:2], [_TOOL], answering=False)
+        texts = not text or _MARK.strip("\u241f") in text.lower()
+        whole = self._example([question, call, result], [_TOOL])
+        told = self._example([question, {"role": "assistant", "content": _NAME}, result], [_TOOL])
+        if "Ulm" not in whole or _MARK not in whole or _MARK not in told:
+            return _TemplateTraits(texts)
+        prompt = re.sub(rf"(?i:{_THOUGHT_TAGS})\s*\Z", "", self._example([question], [_TOOL]))
+        response = self._example([question, call], [_TOOL], answering=False)
         response = response.removeprefix(commonprefix([prompt, response]))  # noqa: RUF071 (of texts)
+        opening = "".join(response.partition(_NAME)[0].split())
+        schema, calls = getattr(self.tokenizer, "response_schema", None), list[ToolCall]()
         with suppress(ImportError):
-            return schema if _CALLED in _by_schema(response, schema)[1] else None
-        return None
+            calls = [] if schema is None else _by_schema(response, schema)[1]
+        added = (token.content for token in self.tokenizer.added_tokens_decoder.values())
+        token = next((token for token in added if token.strip() and opening.startswith(token)), "")
+        begin = f"(?s:.*?){re.escape(token)}" if token else r"\s*" + r"\s*".join(map(re.escape, opening))
+        return _TemplateTraits(
+            texts,
+            tools=True,
+            any_id=bool(self._example(_probe_messages("call_0"))),
+            schema=schema if _PROBE_CALL in calls else None,
+            readable=_PROBE_CALL in (*calls, *parse_tool_calls(response)[1]),
+            opening=begin if opening else "(?!)",
+        )
 
-    def _example(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), *, answering: bool = True
-    ) -> str:
+    def _example(self, *arguments: Any, **options: Any) -> str:
         """Like `_rendered`, but return an empty text if the template does not render the messages."""
         if self.tokenizer.chat_template:
             with suppress(ModelError, ImportError):  # without jinja2, messages cannot be rendered later either
-                return self._rendered(messages, tools, answering=answering)
+                return self._rendered(*arguments, **options)
         return ""
 
     def _rendered(
@@ -618,13 +643,12 @@ class ChatTokenizer:
 
         `answering`: whether to append the beginning of a response.
         """
-        options: dict[str, Any] = {"tools": list(tools)} if tools else {}
         from jinja2 import TemplateError
 
+        options: dict[str, Any] = {"tokenize": False, "add_generation_prompt": answering}
+        options |= {"tools": list(tools)} if tools else {}
         try:
-            text = self.tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=answering, **options
-            )
+            text = self.tokenizer.apply_chat_template(list(messages), **options)
         except TemplateError as error:
             raise ModelError(f"the chat template refuses these messages: {first_line(error)}") from error
         # A template may compute with any field that a client sent.
@@ -651,29 +675,38 @@ class ChatTokenizer:
 
     def _control_tokens(self) -> dict[int, str]:
         """Return the added tokens that end a response, have a name, or stand around turns: id -> text."""
-        names = ("pad_token_id", "bos_token_id", "unk_token_id")
-        control = self._turn_ids() | self.end_ids | {getattr(self.tokenizer, name) for name in names}
-        return {
+        tokens = {
             id: token.content
             for id, token in self.tokenizer.added_tokens_decoder.items()
-            if id in control
-            and (token.special or _CONTROL.fullmatch(token.content))
-            and not _READ_BACK.fullmatch(token.content)
+            if (token.special or _CONTROL.fullmatch(token.content)) and not _READ_BACK.fullmatch(token.content)
         }
+        turns = self._turn_tokens(tokens.values())
+        named = {*self.end_ids, *(getattr(self.tokenizer, f"{name}_token_id") for name in ("pad", "bos", "unk"))}
+        return {id: token for id, token in tokens.items() if id in named or token in turns}
 
-    def _turn_ids(self) -> set[int]:
-        """Return the tokens that the chat template writes around turns; all special ones if it renders no exchange.
+    def _turn_tokens(self, tokens: Collection[str]) -> set[str]:
+        """Return those of `tokens` that the chat template writes around turns; all special ones if it renders none.
 
-        A list of tools and a result are turns; a call is a part of a response.
+        These are the tokens beside a message, and those between messages of a user and an assistant: a fixed preamble
+        and the beginning of a response may mention others. Tokens of a tool list and of results count as well; those
+        of a call do not, because responses contain calls.
         """
         exchange: list[Message] = [{"role": role, "content": _MARK} for role in ("system", "user", "assistant", "user")]
         # Some templates take no system prompt, or no turns.
-        texts = (self._example(messages) for messages in (exchange, exchange[1:], exchange[-1:]))
-        if not (text := next(filter(None, texts), "")):
-            added = self.tokenizer.added_tokens_decoder if self.tokenizer.chat_template else {}
-            return {id for id, token in added.items() if token.special}
-        call = self._ids(self._example(_asked()[:2], answering=False))
-        return {*self._ids(text), *set(self._ids(self._called if call else "")).difference(call)}
+        for talk in (exchange, exchange[1:], exchange[-1:]):
+            if _MARK in (text := self._example(talk, answering=False)):
+                break
+        else:
+            added = self.tokenizer.added_tokens_decoder.values() if self.tokenizer.chat_template else ()
+            return {token.content for token in added if token.special}
+        token = f"({'|'.join(map(re.escape, sorted(tokens, key=len, reverse=True))) or '(?!)'})"
+        beside = re.findall(rf"{token}\s*\w*\s*{_MARK}", text) + re.findall(rf"{_MARK}\s*{token}", text)
+        between = re.findall(token, "".join(text.split(_MARK)[1:-1][-2:]))
+        # Without responses in its prompts, a template shows the beginning of one at the prompt's end.
+        between = between or re.findall(token, self._example(talk).removeprefix(text))[:1]
+        call = self._example(_probe_messages()[:2])
+        listed = re.findall(token, self._example(_probe_messages(), [_TOOL]) if call else "")
+        return {*beside, *between, *(token for token in listed if token not in call)}
 
     def _clean(self, value: Any) -> Any:
         """Return `value` without `special_tokens`, at any depth, keys included."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from creditflow.data import Message
-from creditflow.rollout.chat import Prompt
+from creditflow.rollout.chat import Prompt, ToolCall
 
 FinishReason = Literal["stop", "length"]
 
@@ -76,12 +76,16 @@ class PolicyView(Protocol):
         """
         ...
 
-    def follow(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Return the tokens between two responses of a turn, for the `messages` by others between them."""
+    def follow(self, messages: Sequence[Message], prompt: str = "") -> tuple[int, ...]:
+        """Return the tokens between two responses to `prompt`, for the `messages` by others between them."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of a response, without tokens that end it or stand around turns."""
+        ...
+
+    async def calls(self, ids: Sequence[int], prompt: str) -> tuple[str, list[ToolCall]]:
+        """Split a response to `prompt` into its text and its tool calls, malformed ones included."""
         ...
 
 

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import math
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -95,12 +96,13 @@ class Reply(str):
     """Log-probs of the step's response tokens, greedy ones included; `step.logprobs`, for training, are 0 for those."""
     stop_text: str
     """The stop text that ended the response; empty if none did."""
-    decoded: str
-    """The text as the policy decoded it, from which `parse_tool_calls` reads calls."""
+    parts: tuple[str, Sequence[ToolCall]]
+    """Text and tool calls of a response that was not cut off, if the agent had tools."""
 
-    def __new__(cls, text: str, step: Step, logprobs: tuple[float, ...] = (), stop_text: str = "") -> Reply:
-        reply = super().__new__(cls, text)
-        reply.step, reply.logprobs, reply.stop_text, reply.decoded = step, logprobs, stop_text, text
+    def __new__(cls, answer: _Answer) -> Reply:
+        reply = super().__new__(cls, answer.text)
+        reply.step, reply.parts = answer.step, answer.parts
+        reply.logprobs, reply.stop_text = answer.logprobs, answer.stop_text
         return reply
 
     @property
@@ -315,7 +317,7 @@ class Recorder:
             trajectory.steps.append(step)
             self._note(step)
         self._latest = tuple(answer.step.index for answer in answers)
-        return [Reply(answer.text, answer.step, answer.logprobs, answer.stop_text) for answer in answers]
+        return [Reply(answer) for answer in answers]
 
     async def count_tokens(self, agent: str, prompt: Prompt, tools: Sequence[Mapping[str, Any]] | None) -> int:
         """Return the number of a prompt's tokens; nothing is recorded. Raises InputError if they are unknown."""
@@ -372,22 +374,29 @@ class Recorder:
                 _append(step, generation.response_ids[:n_tokens], generation.logprobs[:n_tokens])
                 turns.append([begin, len(step.response_ids)])
                 cut_off = generation.finish_reason == "length" and not answer.stop_text
-                calls: list[ToolCall] = []
-                if tools and not (cut_off or answer.stop_text):
-                    thinking = opens_thought(client.decode(results_end) if turn else step.prompt)
-                    calls = parse_tool_calls(answer.text, in_thought=thinking)[1]
+                if schemas and not cut_off:
+                    read = step.prompt + client.decode(results_end)
+                    answer.parts = (
+                        parse_tool_calls(answer.text, in_thought=opens_thought(read))
+                        if answer.stop_text
+                        else await client.calls(generation.response_ids, read)
+                    )
+                calls = answer.parts[1] if tools and not (cut_off or answer.stop_text) else ()
                 if not calls or turn + 1 == sampling.max_assistant_turns:
                     break  # the results of the last turn's calls would not be read, so none is called
                 results = await self._call_tools(tools, calls)
                 tool_calls += results
-                answers = [{"role": "tool", "name": call["name"], "content": call["result"]} for call in results]
-                following = client.follow(answers)
+                answers = [
+                    {"role": "tool", "name": call.name, "tool_call_id": call.id or None, "content": result["result"]}
+                    for call, result in zip(calls, results, strict=True)
+                ]
+                following = client.follow(answers, step.prompt)
                 results_end = following[-_THOUGHT_TOKENS:]
                 if len(step.response_ids) + len(following) >= max_tokens:
                     cut_off = True
                     break
                 _append(step, following)
-        step.response = str(client.decode(step.response_ids) if tool_calls else answer.text)
+        step.response = client.decode(step.response_ids) if tool_calls else answer.text
         step.policy_version = spans[0][1]
         step.version_spans = tuple(spans) if len(spans) > 1 else ()
         if tool_calls:
@@ -411,7 +420,7 @@ class Recorder:
             raise PromptTooLong(f"has {tokens} tokens, at most {room} fit ({limit})")
         return read
 
-    async def _call_tools(self, tools: Mapping[str, Tool], calls: list[ToolCall]) -> list[dict[str, Any]]:
+    async def _call_tools(self, tools: Mapping[str, Tool], calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
         """Run the calls of one turn concurrently. Return each call with its result, as the step's `info` has them."""
         most = self.sampling.max_parallel_calls
         results = await asyncio.gather(*(call_tool(tools, call, self._state) for call in calls[:most]))
@@ -473,10 +482,7 @@ def _up_to(stop: Sequence[str], client: PolicyView, ids: Sequence[int]) -> tuple
 
     if place(text) is None:
         return text, len(ids), ""
-    low, high = 0, len(ids)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if place(client.decode(ids[:middle])) is not None else (middle + 1, high)
+    low = bisect_left(range(len(ids)), True, key=lambda end: place(client.decode(ids[:end])) is not None)
     # a stop text after this token was never sampled, and ends nothing
     text = client.decode(ids[:low])
     position = place(text)
@@ -501,6 +507,8 @@ class _Answer:
     logprobs: tuple[float, ...] = ()
     cut_off: str = ""
     """The limit that cut the response off; empty if none did."""
+    parts: tuple[str, Sequence[ToolCall]] = ("", ())
+    """Text and tool calls of the last response that was not cut off, if the agent has tools."""
 
     def key(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
         """Return the key of the call's random numbers.

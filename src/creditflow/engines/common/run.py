@@ -98,14 +98,13 @@ def read_facts(path: Path, engine: str) -> dict[str, Any] | None:
     """
     if not (path / "run.json").exists():
         return None
-    holds = f"trainer.default_local_dir: {path} holds a run"
     try:
         facts: dict[str, Any] = json.loads((path / "run.json").read_text())
         began, _ = facts["engine"], facts["config"]
     except (ValueError, KeyError, TypeError):
-        raise InputError(f"{holds} already, whose run.json does not say what it is; name another folder") from None
+        raise folder_error(path, "already, whose run.json does not say what it is") from None
     if began != engine:
-        raise InputError(f"{holds} of --engine {began}; name another folder")
+        raise folder_error(path, f"of --engine {began}")
     expect_format(path / "run.json", facts.get("format", 1))
     return facts
 
@@ -130,11 +129,8 @@ def changed_options(facts: Mapping[str, Any], recipe: Recipe, now: Mapping[str, 
 def expect_unchanged(path: Path, facts: Mapping[str, Any], recipe: Recipe, now: Mapping[str, Any]) -> None:
     """Raise InputError if options or tasks of the run in `path` have changed; see `changed_options`."""
     if changed := changed_options(facts, recipe, now):
-        raise InputError(
-            f"trainer.default_local_dir: {path} holds a run whose options have changed since its start: "
-            f"{', '.join(changed)}; name another folder, or continue with trainer.resume_mode=resume_path and "
-            "trainer.resume_from_path=CHECKPOINT"
-        )
+        named = "continue with trainer.resume_mode=resume_path and trainer.resume_from_path=CHECKPOINT"
+        raise folder_error(path, f"whose options have changed since its start: {', '.join(changed)}", named)
 
 
 def say_changes(facts: Mapping[str, Any], recipe: Recipe, now: Mapping[str, Any], reporter: Reporter) -> None:
@@ -148,17 +144,14 @@ def say_changes(facts: Mapping[str, Any], recipe: Recipe, now: Mapping[str, Any]
         )
 
 
-def disabled_error(path: Path, reason: str) -> InputError:
-    """The error for a folder with a run that does not resume for this reason."""
-    return InputError(f"trainer.default_local_dir: {path} holds a run already, and {reason}; name another folder")
+def folder_error(path: Path, state: str, *remedies: str) -> InputError:
+    """The error for a folder with a run that does not resume because of its `state`."""
+    how = ", or ".join(("name another folder", *remedies))
+    return InputError(f"trainer.default_local_dir: {path} holds a run {state}; {how}")
 
 
-def finished_error(path: Path, step: int) -> InputError:
-    """The error for a folder with a run that is finished at this training step."""
-    return InputError(
-        f"trainer.default_local_dir: {path} holds a run that is finished, at step {step}; name another folder, or "
-        "raise trainer.total_training_steps"
-    )
+LONGER = "raise trainer.total_training_steps"
+"""The remedy for a run that has come to its last step."""
 
 
 def create_folder(recipe: Recipe, path: Path, facts: Mapping[str, object], reporter: Reporter) -> RunFolder:

@@ -22,11 +22,11 @@ from creditflow.engines.common.guard import control_state, load_control_state, r
 from creditflow.engines.common.rollouts import total_steps
 from creditflow.engines.common.run import (
     FINISHED,
+    LONGER,
     create_folder,
     data_facts,
-    disabled_error,
     expect_unchanged,
-    finished_error,
+    folder_error,
     read_facts,
     run_facts,
     say_changes,
@@ -34,7 +34,7 @@ from creditflow.engines.common.run import (
 from creditflow.engines.common.tracked import FolderTrackers
 from creditflow.engines.local import checkpoint
 from creditflow.engines.local.policy_set import PolicySet
-from creditflow.errors import ConfigError, InputError
+from creditflow.errors import ConfigError
 from creditflow.monitoring import Guard, GuardEvent, GuardStop
 from creditflow.runs import RunFolder
 from creditflow.runs.run_folder import rollbacks
@@ -190,22 +190,19 @@ def _begun_with(path: Path, recipe: Recipe) -> dict[str, int]:
 def expect_resumable(components: Components, path: Path, steps: int) -> None:
     """Raise InputError if `path` holds a run that the recipe cannot resume."""
     recipe, trainer = components.recipe, components.recipe.config.trainer
-    if not (path / "run.json").exists():
+    facts = read_facts(path, NAME)
+    if facts is None:
         if trainer.resume_mode == "resume_path":
             raise ConfigError(f"trainer.resume_from_path: {path} holds no run; name its folder as default_local_dir")
         return
     if trainer.resume_mode == "disable":
-        raise disabled_error(path, "trainer.resume_mode is disable")
-    facts = read_facts(path, NAME)
-    if facts is not None and trainer.resume_mode == "auto":
+        raise folder_error(path, "already, and trainer.resume_mode is disable")
+    if trainer.resume_mode == "auto":
         expect_unchanged(path, facts, recipe, data_facts(components, steps))
         if (newest := next(iter(saved_steps(path)), 0)) > steps:
-            raise InputError(
-                f"trainer.default_local_dir: {path} holds a run that has come to step {newest} already, and the recipe "
-                f"ends at {steps}; name another folder, or raise trainer.total_training_steps"
-            )
+            raise folder_error(path, f"that has come to step {newest} already, and the recipe ends at {steps}", LONGER)
         if (path / FINISHED).exists() and steps in saved_steps(path)[:1]:
-            raise finished_error(path, steps)
+            raise folder_error(path, f"that is finished, at step {steps}", LONGER)
     elif step_of(path, trainer.resume_from_path) > steps:
         raise ConfigError(
             f"trainer.resume_from_path: {trainer.resume_from_path} is of a later step than {steps}, at which the "

@@ -29,11 +29,11 @@ from creditflow.engines.common.guard import build_guard
 from creditflow.engines.common.metrics import evaluation_line, status_line, warn_of_first_step
 from creditflow.engines.common.run import (
     FINISHED,
+    LONGER,
     create_folder,
     data_facts,
-    disabled_error,
     expect_unchanged,
-    finished_error,
+    folder_error,
     read_facts,
     run_facts,
     run_path,
@@ -220,12 +220,12 @@ def _begun(config: DictConfig, path: Path, total: int) -> int | None:
         return None
     latest = checkpoints(path) / "latest_checkpointed_iteration.txt"
     if mode == "disable":
-        raise disabled_error(path, "trainer.resume_mode is disable")
+        raise folder_error(path, "already, and trainer.resume_mode is disable")
     if resumed is None and not latest.exists():
-        raise disabled_error(path, "it has no checkpoint to go on from")
+        raise folder_error(path, "already, and it has no checkpoint to go on from")
     begun = int(latest.read_text()) if resumed is None else resumed
     if begun >= total and (path / FINISHED).exists():
-        raise finished_error(path, begun)
+        raise folder_error(path, f"that is finished, at step {begun}", LONGER)
     return begun
 
 

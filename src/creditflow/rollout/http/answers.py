@@ -11,18 +11,19 @@ from typing import Any
 import numpy as np
 
 from creditflow.data import Message, Step
-from creditflow.rollout.chat import ToolCall, opens_thought, parse_tool_calls
+from creditflow.rollout.chat import ToolCall
 from creditflow.rollout.recorder import Reply
 
 _CALL_ID = re.compile("[0-9A-Z]{9}")
-"""Nine letters and digits, since Mistral's chat templates take no other: 20 bits of `rollout_of`, 15 of the step's
-index and 11 of the call's number, to the base 36."""
+"""Nine letters and digits, since Mistral's chat templates take no other: 20 bits of `rollout_of`, `_STEP_BITS` of the
+step's index and `_CALL_BITS` of the call's number, in base 36."""
+_STEP_BITS, _CALL_BITS = 15, 11
 
 
 def call_id(step: Step, number: int) -> str:
     """Return the id of a step's tool call."""
-    value = (int(rollout_of(step.trajectory_id)[:5], 16) << 15 | step.index & 0x7FFF) << 11 | number & 0x7FF
-    return np.base_repr(value, 36).rjust(9, "0")
+    rollout, steps, calls = int(rollout_of(step.trajectory_id)[:5], 16), 1 << _STEP_BITS, 1 << _CALL_BITS
+    return np.base_repr((rollout * steps + step.index % steps) * calls + number % calls, 36).rjust(9, "0")
 
 
 def rollout_of(trajectory_id: str) -> str:
@@ -36,8 +37,9 @@ def rollout_of(trajectory_id: str) -> str:
 def answered(messages: Sequence[Message], trajectory_id: str) -> list[int]:
     """Return the indices of a trajectory's steps whose tool calls a conversation answers."""
     ids = [message.get("tool_call_id") for message in messages]
-    values = [int(id, 36) for id in ids if isinstance(id, str) and _CALL_ID.fullmatch(id)]
-    return [value >> 11 & 0x7FFF for value in values if f"{value >> 26:05x}" == rollout_of(trajectory_id)[:5]]
+    values = [int(id, 36) >> _CALL_BITS for id in ids if isinstance(id, str) and _CALL_ID.fullmatch(id)]
+    parts = [divmod(value, 1 << _STEP_BITS) for value in values]
+    return [index for rollout, index in parts if f"{rollout:05x}" == rollout_of(trajectory_id)[:5]]
 
 
 def finish_reason(reply: Reply) -> str:
@@ -45,15 +47,13 @@ def finish_reason(reply: Reply) -> str:
     return str(reply.step.info.get("finish_reason", "stop"))
 
 
-def divided(reply: Reply, *, tools: bool, several: bool) -> tuple[str, list[ToolCall]]:
+def divided(reply: Reply, *, tools: bool, several: bool) -> tuple[str, Sequence[ToolCall]]:
     """Split a reply into text and valid tool calls; `several` as False keeps one call.
 
     Without `tools`, for a reply that was cut off, and with a malformed call, everything is text for the client.
     """
-    if not tools or finish_reason(reply) != "stop":
-        return reply.text, []
-    text, calls = parse_tool_calls(reply.decoded, in_thought=opens_thought(reply.step.prompt))
-    if not calls or any(call.arguments is None for call in calls):
+    text, calls = reply.parts
+    if not (tools and calls) or any(call.arguments is None for call in calls):
         return reply.text, []
     return text, calls if several else calls[:1]
 
