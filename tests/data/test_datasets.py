@@ -124,7 +124,6 @@ def test_missing_task_function_is_refused(tmp_path):
         ({**ROW, "prompt": "How many?"}, r"t.jsonl:2: prompt: expected a list of messages"),
         ({**ROW, "prompt": []}, r"t.jsonl:2: prompt: expected"),
         (row_of({"role": "user", "content": "\u200b\n"}), r"t.jsonl:2: prompt: expected visible text"),
-        ({"prompt": "", "solution": "72"}, r"t.jsonl:2: prompt: expected visible text in the last user message"),
         ({"prompt": [{"role": r, "content": c} for r, c in (("user", ""), ("assistant", "Sure"))]}, "visible text"),
         ({"question": "", "answer": "#### 72"}, r"t.jsonl:2: prompt: expected visible text"),
         ({**ROW, "prompt": [{"role": "user"}]}, r"t.jsonl:2: prompt\[0\]: expected a message"),

@@ -14,34 +14,21 @@ from creditflow.errors import did_you_mean
 _WRITTEN = re.compile(
     r"<(?:coroutine|async_generator) object [^\n]{1,300}? at 0x[0-9a-fA-F]+>"
     r"|<Task (?:pending|cancelling|finished|cancelled) name='[^'\n]{0,100}'"
-    r"|<(?:_Gathering)?Future (?:pending|finished|cancelled)[ >]"
-    r"|<Future at 0x[0-9a-fA-F]+ state="
+    r"|<(?:_Gathering)?Future (?:pending|finished|cancelled|at 0x[0-9a-fA-F]+ state=)"
 )
 """A coroutine, task or future in an f-string."""
-_MARKS = ("<coroutine object ", "<async_generator object ", "<Task ", "Future ")
-_DEPTH = 8
 _PHRASES = (
-    "'TYPE' object ",
-    "cannot convert 'TYPE' object ",
-    "cannot unpack non-iterable TYPE object",
-    r"""can only concatenate \w+ \(not "TYPE"\)""",
-    "can't concat TYPE to ",
-    "can't multiply sequence by non-int of type 'TYPE'",
-    r"unsupported operand type\(s\) for \S+(?: or pow\(\))?: (?:'[\w.]+' and )?'TYPE'",
-    r"unsupported format string passed to TYPE\.",
-    r"'[<>=]+' not supported between instances of (?:'[\w.]+' and )?'TYPE'",
-    "bad operand type for [^'\"]*: 'TYPE'",
-    "(?:argument|[oO]bject) of type '?TYPE'? ",
-    "type TYPE doesn't define ",
-    "'in <string>' requires string as left operand, not TYPE$",
-    r"sequence item \d+: expected \w+ instance, TYPE found",
-    "(?:expected |'async for' requires )[^'\"]*, got '?TYPE",
-    "[^'\"]*, (?:not|but) '?TYPE(?:'| found)?$",
+    """(?:can't concat |[^'"]*)(?<!a )\\b(?:TYPE|not "TYPE")(?:[ .)]|$)""",
+    "(?:cannot convert )?'TYPE' object ",
+    r"(?:unsupported operand type\(s\) for .{1,3}(?: or pow\(\))?:|'.{1,2}' not supported between instances of)"
+    r" (?:'[\w.]+' and )?'TYPE'",
+    "(?:bad operand type for [^']*:|can't multiply sequence by non-int of type|(?:argument|object) of type) 'TYPE'",
+    "(?:[^']*, not|expected [^']*, got) 'TYPE'",
+    "'(?:in <string>|async for)' requires [^']*, (?:not|got) TYPE$",
     "await wasn't used with future$",
 )
 """Beginnings of the interpreter's errors about an operand's type. A model's text can stand in none of them."""
-_TYPE = r"(?:coroutine|_asyncio\.(?:Task|Future)|_GatheringFuture)"
-_BY_TYPE = re.compile("|".join(_PHRASES).replace("TYPE", _TYPE))
+_BY_TYPE = re.compile("|".join(_PHRASES).replace("TYPE", r"(?:coroutine|_asyncio\.(?:Task|Future)|_GatheringFuture)"))
 
 
 def unawaited(value: object, own: Sequence[object] = ()) -> str | None:
@@ -50,14 +37,11 @@ def unawaited(value: object, own: Sequence[object] = ()) -> str | None:
     `own`: values whose texts may spell one out: the task's, and those that models wrote.
     """
     for leaf in _leaves(value):
-        if not isinstance(leaf, str):
-            if inspect.isawaitable(leaf) or inspect.isasyncgen(leaf):
-                return repr(leaf)[:200]
-        elif any(mark in leaf for mark in _MARKS):
-            written = _letters("".join(text for text in _leaves(own) if isinstance(text, str)))
-            for match in _WRITTEN.finditer(leaf):
-                if _letters(match[0]) not in written:
-                    return match[0]
+        if inspect.isawaitable(leaf) or inspect.isasyncgen(leaf):
+            return repr(leaf)[:200]
+        for match in _WRITTEN.finditer(leaf) if isinstance(leaf, str) else ():
+            if _letters(match[0]) not in _letters("".join(text for text in _leaves(own) if isinstance(text, str))):
+                return match[0]
     return None
 
 
@@ -86,7 +70,7 @@ def lacks_await(error: BaseException) -> bool:
     return (not raised or module in sys.stdlib_module_names) and _BY_TYPE.match(argument) is not None
 
 
-def _leaves(value: object, depth: int = _DEPTH) -> Iterator[object]:
+def _leaves(value: object, depth: int = 8) -> Iterator[object]:
     """Yield the texts and other objects that a value contains, at most `depth` collections deep."""
     if depth == 0 or not isinstance(value, Mapping | list | tuple | set | frozenset):
         yield value

@@ -16,6 +16,7 @@ import os
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from creditflow._utils.tracebacks import located
@@ -39,7 +40,7 @@ def load_object(reference: str, base: Path, key: str) -> Any:
     where, colon, name = reference.rpartition(":")
     if not colon or not where or not name:
         raise ConfigError(f"{key}: expected `package.module:function` or `file.py:function`, got {reference!r}")
-    module = _load_file(where, base, key) if where.endswith(".py") else _import(where, key)
+    module = _import(where, base, key)
     try:
         return getattr(module, name)
     except AttributeError:
@@ -62,52 +63,45 @@ def _find(file: str, base: Path) -> Path | None:
     return next((path for path in (base / file, Path(file)) if os.path.isfile(path)), None)  # noqa: PTH113 (as above)
 
 
-def _import(name: str, key: str) -> Any:
-    if not all(part.isidentifier() for part in name.split(".")):
-        raise ConfigError(f"{key}: {name!r} is no module's name")
+def _import(where: str, base: Path, key: str) -> ModuleType:
+    """Import an installed module, or a file of a recipe."""
+    name, package, path = where, "", _find(where, base)
+    if where.endswith(".py"):
+        if path is None:
+            elsewhere = "" if base.resolve() == Path.cwd() else " or the working directory"
+            raise ConfigError(f"{key}: no file {where!r} in {base}{elsewhere}")
+        name = _module_name(path)
+        package = name.partition(".")[0]
+    elif not all(part.isidentifier() for part in where.split(".")):
+        raise ConfigError(f"{key}: {where!r} is no module's name")
     try:
         return importlib.import_module(name)
-    except (ImportError, SyntaxError) as error:
-        raise ConfigError(f"{key}: {_import_failure(error, name)}") from error
-
-
-def _load_file(file: str, base: Path, key: str) -> Any:
-    path = _find(file, base)
-    if path is None:
-        elsewhere = "" if base.resolve() == Path.cwd() else " or the working directory"
-        raise ConfigError(f"{key}: no file {file!r} in {base}{elsewhere}")
-    target = path.resolve()
-    module = _module_name(target if target.suffix == ".py" else path.parent.resolve() / path.name)
-    package = module.partition(".")[0]
-    try:
-        return importlib.import_module(module)
     except BaseException as error:
-        for name in [name for name in sys.modules if name.partition(".")[0] == package]:
-            del sys.modules[name]  # its neighbours hold the half-loaded module
+        for module in [module for module in sys.modules if module.partition(".")[0] == package]:
+            del sys.modules[module]  # its neighbours hold the half-loaded module
         if not isinstance(error, ImportError | SyntaxError):
             raise
-        raise ConfigError(f"{key}: {_import_failure(error, str(path), package)}") from error
+        raise ConfigError(f"{key}: {_import_failure(error, str(path or where), package)}") from error
 
 
 def _import_failure(error: ImportError | SyntaxError, place: str, package: str = "") -> str:
     """Describe a failed import. `package`: that of the user's folder, if the import began in one of its files."""
     if isinstance(error, SyntaxError):
         return f"{error.filename or place}:{error.lineno or 1}: {error.msg}"
-    name, text, hint = (error.name or "").removeprefix(f"{package}."), str(error), ""
+    name, hint = (error.name or "").removeprefix(f"{package}."), ""
+    text = str(error).replace(f"{package}.", "").replace(package, ".") if package else str(error)
     if isinstance(error, ModuleNotFoundError):
         text = f"no module {name!r}"
-        if package:
-            folder = Path(place).parent
-            hint = f"; a recipe's file can import what is installed, and the Python files in {folder}"
-    elif package:
-        text = text.replace(f"{package}.", "").replace(package, ".")
-        if name in _NEVER_REPLACED and f"{package}.{name}" in USER_FILES:
-            hint = f"; {name}.py beside it never replaces the installed {name}: rename the file"
-    return located(error, text) + (removed_hint(name) or hint)
+        hint = f"; a recipe's file can import what is installed, and the Python files in {Path(place).parent}"
+    elif name in _NEVER_REPLACED and f"{package}.{name}" in USER_FILES:
+        hint = f"; {name}.py beside it never replaces the installed {name}: rename the file"
+    return located(error, text) + (removed_hint(name) or (hint if package else ""))
 
 
 def _module_name(path: Path) -> str:
     """Read the Python files of a file's folder, and return the file's module name."""
+    target = path.resolve()
+    path = target if target.suffix == ".py" else path.parent.resolve() / path.name
     files = [file for file in sorted(path.parent.glob("*.py")) if file.is_file() and os.access(file, os.R_OK)]
     texts = {str(file): file.read_bytes() for file in files}
     package = f"{USER_MODULE}{hashlib.sha256(repr(texts).encode()).hexdigest()[:8]}"
@@ -120,43 +114,33 @@ class _UserFiles(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
     """Imports users' files from their text, as another machine may not have them on disk."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        is_package = fullname.startswith(USER_MODULE) and "." not in fullname
-        if fullname not in USER_FILES and not is_package:
+        if fullname.startswith(USER_MODULE) and "." not in fullname:
+            return ModuleSpec(fullname, None, is_package=True)
+        if fullname not in USER_FILES:
             return None
-        spec = ModuleSpec(fullname, self, origin=self._file(fullname)[0], is_package=is_package)
-        spec.has_location = not is_package  # sets __file__: a recipe may open files beside it
+        spec = ModuleSpec(fullname, self, origin=USER_FILES[fullname][0])
+        spec.has_location = True  # sets __file__: a recipe may open files beside it
         return spec
 
     def get_source(self, fullname: str) -> str:
-        return importlib.util.decode_source(self._file(fullname)[1])
+        return importlib.util.decode_source(USER_FILES[fullname][1])
 
     def get_code(self, fullname: str) -> Any:
-        path, text = self._file(fullname)
+        path, text = USER_FILES[fullname]
         tree = ast.parse(text, path)
         for node in ast.walk(tree):
-            for statements in [value for _, value in ast.iter_fields(node) if isinstance(value, list)]:
-                statements[:] = [part for statement in statements for part in _relative(statement, fullname)]
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                node.module = _beside(node.module, fullname)
+            for alias in node.names if isinstance(node, ast.Import) else ():
+                if (module := _beside(alias.name, fullname)) != alias.name:
+                    alias.name, alias.asname = module, alias.asname or alias.name
         return compile(tree, path, "exec", dont_inherit=True)
 
-    def _file(self, fullname: str) -> tuple[str, bytes]:
-        return USER_FILES.get(fullname, ("", b""))
 
-
-def _relative(statement: Any, importer: str) -> list[Any]:
-    """Make imports of files beside the importer relative: such files come before installed modules, as for a script."""
-
-    def is_beside(name: str | None) -> bool:
-        module = f"{importer.partition('.')[0]}.{name}"
-        return module in USER_FILES and module != importer and name not in _NEVER_REPLACED
-
-    if isinstance(statement, ast.Import):
-        return [
-            ast.copy_location(ast.ImportFrom(None, [a], 1) if is_beside(a.name) else ast.Import([a]), statement)
-            for a in statement.names
-        ]
-    if isinstance(statement, ast.ImportFrom) and not statement.level and is_beside(statement.module):
-        statement.level = 1
-    return [statement]
+def _beside(name: Any, importer: str) -> Any:
+    """The full name of a module: files beside the importer come before installed modules, as for a script."""
+    module = f"{importer.partition('.')[0]}.{name}"
+    return module if module in USER_FILES and module != importer and name not in _NEVER_REPLACED else name
 
 
 sys.meta_path.append(_UserFiles())

@@ -76,8 +76,7 @@ def check(
     sentences = [estimate.text() for estimate in result.memory] + ([] if result.run is None else [result.run.text()])
     for sentence in sentences:  # to standard error, because the numbers differ at every call
         reporter.say(sentence)
-    warnings = _warnings(components, trajectories, report, assignment)
-    warnings += unreadable
+    warnings = _warnings(components, trajectories, report, assignment) + unreadable
     warnings += [f"training would stop: {estimate.problem}" for estimate in result.memory if estimate.problem]
     for warning in warnings:
         console.print(f"warning: {warning}", soft_wrap=True)
@@ -145,15 +144,13 @@ def _warnings(
     warnings += _unfinished_warnings(trajectories, recipe.config.actor_rollout_ref.rollout.n)
     longest = recipe.config.data.max_response_length
     warnings += [cut.text(longest) for cut in truncations(assignment.batch)]
-    errors = [str(t.info["agent_error"]) for t in trajectories if "agent_error" in t.info]
-    if errors:
+    if errors := [str(t.info["agent_error"]) for t in trajectories if "agent_error" in t.info]:
         warnings.append(
             f"in {len(errors)} of {len(trajectories)} trajectories an agent made an error (outcome 0); the first: "
             f"{errors[0]}"
         )
     acted = [step for trajectory in trajectories for step in trajectory.steps if "action" in step.info]
-    replaced = [step for step in acted if "illegal" in step.info]
-    if replaced:
+    if replaced := [step for step in acted if "illegal" in step.info]:
         warnings.append(
             f"in {len(replaced)} of {len(acted)} steps of environments the action was illegal, and another was drawn "
             f"in its place; the first: step {replaced[0].id}, {replaced[0].agent}: {replaced[0].info['illegal']}"

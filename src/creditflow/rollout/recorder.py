@@ -199,12 +199,9 @@ class Recorder:
         task, steps = self.trajectory.task, self.trajectory.steps
         systems = [spec.system for spec in self.agents.values()]
         responses = [step.response for step in steps]
-        coroutine = unawaited(value, (task.prompt, task.ground_truth, task.extra_info, systems, responses))
-        if coroutine is not None:
-            where = f" ({place})" if place else ""
-            self.mistake = self.mistake or ConfigError(
-                f"{what} holds {coroutine}: expected its result; add `await` to the call{where}"
-            )
+        if coroutine := unawaited(value, (task.prompt, task.ground_truth, task.extra_info, systems, responses)):
+            text = f"{what} holds {coroutine}: expected its result; add `await` to the call"
+            self.mistake = self.mistake or ConfigError(f"{text} ({place})" if place else text)
             raise self.mistake
 
     def expect_running(self, event: str) -> None:

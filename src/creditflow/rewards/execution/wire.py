@@ -45,19 +45,15 @@ def pack_functions(functions: Sequence[RewardFunction]) -> bytes:
     import cloudpickle
 
     functions = [replace(function, when=None) for function in functions]  # the manager selects the steps
-    try:
-        packed = cloudpickle.dumps(tuple(functions))
-    except Exception as error:  # pickling runs the user's own code, which may raise anything
-        for function in functions:
-            try:
-                cloudpickle.dumps(function)
-            except Exception as cause:
-                raise RewardError(
-                    f"reward function {function.name}: cannot be sent to another process ({first_line(cause)}); give "
-                    "it what can be pickled, or call it in this process: reward.backend=inline"
-                ) from cause
-        raise RewardError(f"reward functions cannot be sent to another process: {first_line(error)}") from error
-    return bytes(cloudpickle.dumps((sys.path, USER_FILES, packed)))
+    for function in functions:
+        try:
+            cloudpickle.dumps(function)
+        except Exception as error:  # pickling runs the user's own code, which may raise anything
+            raise RewardError(
+                f"reward function {function.name}: cannot be sent to another process ({first_line(error)}); give "
+                "it what can be pickled, or call it in this process: reward.backend=inline"
+            ) from error
+    return bytes(cloudpickle.dumps((sys.path, USER_FILES, cloudpickle.dumps(tuple(functions)))))
 
 
 def unpack_functions(data: bytes, *, same_machine: bool) -> tuple[RewardFunction, ...]:
