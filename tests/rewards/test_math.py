@@ -322,6 +322,7 @@ def test_decimal_equals_a_fraction_from_six_digits_on(n, d, digits):
 
 PIECES = [*"[({^!1x$=%-.&|\n\x00\ud800", "^{", r"\frac{", r"\boxed{", r"\text{", r"\sqrt{", r"\left"]
 PIECES += [r"\begin{pmatrix}", "1,111", r"\$", r"\pm", r"\%", " or ", " cm", "answer is "]
+PIECES += [" cubic", r" \cdot kg", "^{-3}", "<answer>", "**"]
 
 
 @examples(200)

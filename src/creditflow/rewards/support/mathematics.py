@@ -14,6 +14,7 @@ from fractions import Fraction
 from functools import cache, lru_cache
 from importlib import import_module
 from itertools import accumulate
+from tokenize import TokenError
 from typing import Any, Literal
 
 from creditflow.rewards.support.text import as_ascii
@@ -271,7 +272,7 @@ def unit_of(name: str) -> Unit | None:
     try:
         unit = _registry().Quantity(Fraction(1), _registry().parse_units(name)).to_base_units()
         return str(sorted(unit.dimensionality.items())), Fraction(unit.magnitude)
-    except (AttributeError, TypeError, ValueError):  # no unit, or one of temperature, or NaN
+    except (AssertionError, AttributeError, TokenError, TypeError, ValueError):  # no unit, or no expression of units
         return None
 
 
