@@ -81,8 +81,7 @@ def test_file_imports_its_neighbours(base: Path, elsewhere: Path, monkeypatch: p
             "def place():\n    import late\n    return _(folder), late.team is other is same, json.dumps(late.A().n)\n"
         )
         (folder / "late.py").write_text(
-            "from __future__ import annotations\nimport dataclasses, team\n"
-            "@dataclasses.dataclass\nclass A:\n    n: int = 3\n"
+            "from __future__ import annotations\nimport dataclasses as d, team\n@d.dataclass\nclass A:\n    n: int = 3"
         )
         (folder / "creditflow.py").write_text("1 / 0")
         (folder / "json.py").write_text("1 / 0")

@@ -27,7 +27,7 @@ _PHRASES = (
     "'(?:in <string>|async for)' requires [^']*, (?:not|got) TYPE$",
     "await wasn't used with future$",
 )
-"""Beginnings of the interpreter's errors about an operand's type. A model's text can stand in none of them."""
+"""Beginnings of the interpreter's errors about an operand's type. No model's text can appear in them."""
 _BY_TYPE = re.compile("|".join(_PHRASES).replace("TYPE", r"(?:coroutine|_asyncio\.(?:Task|Future)|_GatheringFuture)"))
 
 
@@ -53,8 +53,8 @@ def _letters(text: str) -> str:
 def lacks_await(error: BaseException) -> bool:
     """Whether an error comes from a coroutine (task, future) that is used as its result.
 
-    True if the error holds the operand, or if the interpreter or the standard library names its type. The text of an
-    error that other code raises may come from a model, and is no proof.
+    True if the error holds the operand, or if the interpreter or the standard library names its type. Other
+    code may raise an error with a model's text, which does not count.
     """
     argument, at = error.args[0] if error.args else None, error.__traceback__
     if type(error) in (AttributeError, KeyError):

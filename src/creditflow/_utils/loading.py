@@ -1,8 +1,8 @@
 """Loads the user's functions: `package.module:name`, or `file.py:name` relative to the recipe.
 
 Loading imports the module, so it runs the Python code that a recipe names. The Python files of one folder are modules
-of a package, which has a name of its own: files of one name in two folders are two modules. The name follows from the
-texts of all these files, so an edited file makes a new package, and functions loaded earlier keep the earlier files.
+of one package, so files of one name in two folders are two modules. The package is named after their texts:
+an edited file makes a new package, and functions loaded earlier keep the earlier files.
 """
 
 from __future__ import annotations
