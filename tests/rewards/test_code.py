@@ -86,7 +86,7 @@ LISTED = f"1. The code:\n   {FENCE}python\n   def f(x):\n       return x * x\n  
             f'def f(x):\n    """A.\n\n    {FENCE}python\n    f(2)\n    {FENCE}\n    """\n    return 1',
         ),
         (f"<answer>{FENCE}python\nx = 1\n{FENCE}</answer>", "x = 1"),
-        (f"The code: {FENCE}python\nx = 1\n{FENCE}", "x = 1"),
+        (f"The code is {FENCE}python\nx = 1{FENCE}", "x = 1"),
         (f"Here:\n<answer>\n{SQUARE}\n</answer>\nDone.", f"\n{SQUARE}\n"),
         (
             block("import math")
@@ -248,8 +248,10 @@ def test_pytest_runs_its_own_tests(tmp_path, monkeypatch):
         assert run_tests(box, ODD, read_tests(PYTEST))[0].reason == ""
         collected_only = "open('pytest.ini', 'w').write('[pytest]\\naddopts = --collect-only')\ndef f(x): return 0"
         ends = [f"import pytest\ndef f(x): pytest.{end}" for end in ("skip('no')", "xfail('no')", "exit('no', 0)")]
-        for code in (collected_only, *ends):
-            assert not run_tests(box, code, read_tests(PYTEST))[0].passed
+        hooks = ["import pytest\npytestmark = pytest.mark.xfail", "def pytest_generate_tests(metafunc): 1 / 0"]
+        for code in (collected_only, *ends, *hooks):
+            assert not run_tests(box, code, read_tests(f"from solution import *{PYTEST}"))[0].passed
+        assert run_tests(box, f"{ODD}\n{hooks[1]}", read_tests(f"from solution import *{PYTEST}"))[0].passed
 
 
 @pytest.mark.parametrize(
@@ -309,6 +311,9 @@ EVERY_FORM = [
     "assert sorted(f(2)) == [5]",
     "assert 4 < f(2) and f(2) < 6",
     "import unittest\nclass T(unittest.TestCase):\n    def test_f(self):\n        self.assertEqual(f(2), 5)",
+    f"{CASE}    def setUp(self): self.n = f(2)\n    def test_f(self): self.assertEqual(self.n, 5)",
+    f"{CASE}    def test_f(self):\n        with self.subTest(): self.assertEqual(f(2), 5)",
+    "for y in map(f, [2]): assert y == 5",
     "assert f(2) - 5 == 0 and f(2) == f(1) + 3",
     {"input": "2\n", "output": "5\n"},
 ]
@@ -359,6 +364,7 @@ def f(x):
     "has names of built-in functions": "def abs(x): return 0\ndef sorted(x): return [5]\ndef f(x): return 0",
     "skips": "import unittest\ndef f(x): raise unittest.SkipTest",
     "stops": "import unittest\ndef f(x): raise unittest.case._ShouldStop",
+    "ends the loop": "def f(x): raise StopIteration",
     "replaces the code": "from unittest import TestCase\nTestCase.assertEqual.__code__ = (lambda *a: None).__code__\n"
     "def f(x): return 0",
     "no difference": "class E:\n    def __sub__(s, o): return 0.0\n    __rsub__ = __sub__\ndef f(x): return E()",
@@ -396,8 +402,8 @@ def f(x): return 0
 
 def test_search_for_the_word_cheats_only_tests_in_the_box(bubblewrap):
     value, reason = score(LOOKS_FOR_THE_WORD, EVERY_FORM)
-    assert reason.startswith("passed 7/9 [1 0 1 1 1 1 1 1 0]")
-    assert value == 7 / 9
+    assert reason.startswith("passed 10/12 [1 0 1 1 1 1 1 1 1 1 1 0]")
+    assert value == 10 / 12
 
 
 def test_late_module_is_loaded_before_the_solution(tmp_path, monkeypatch):

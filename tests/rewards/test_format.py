@@ -63,6 +63,8 @@ def test_pattern_must_match_at_its_place(pattern, where, matching, other):
         ("fence", f"Here:\n```json\n{GOOD}\n```\nDone.", ""),
         ("fence", f"```json\n[]\n```\n```JSON\n{GOOD}```", ""),
         ("fence", '```json\n{"steps": [{"do": "```json\\n[]\\n```"}]}\n```', ""),
+        ("fence", f"Here: ```json {GOOD[:-1]}\n}}\n```</answer>", ""),
+        ("fence", f"```json {GOOD}```", ""),
         ("fence", f"```\n{GOOD}\n```", "no ```json fence"),
         ("fence", f"```json\n{GOOD}", "no ```json fence"),
         ("last", f'A set {{1, 2}} and "a quote {GOOD} as asked.', ""),

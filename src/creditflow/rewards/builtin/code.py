@@ -28,6 +28,7 @@ from creditflow.data import Score
 from creditflow.rewards.registry import answer, builtin
 from creditflow.rewards.support import code_runner
 from creditflow.rewards.support.arguments import Above0, Whole, WholeAbove0, check_arguments
+from creditflow.rewards.support.fences import blocks_in, indentation
 from creditflow.rewards.support.test_cases import NOT_LOADED, Case, TestProgram, parsed, read_tests, whole_program
 from creditflow.rewards.support.text import without_thoughts
 from creditflow.sandbox import Result, Sandbox, open_sandbox
@@ -136,27 +137,26 @@ def summary(verdicts: Sequence[CaseVerdict]) -> str:
 
 # Code in a text
 
-_FENCE = re.compile(
-    r"(?P<lead>[ \t]*(?:(?:[-*+]|[0-9]{1,9}[.)])[ \t]+)?)(?P<text>(?:[^`~]{0,200}[>:][ \t]*)?)"
-    r"(?:(?P<ticks>`{3,16})(?P<info>[^`]{0,80})|(?P<waves>~{3,16})(?P<note>.{0,80}))"
-)
 _PYTHON = ("python", "python3", "py")
 
 
 def code_in(text: str) -> str:
     """The code in a response: its last complete program outside of thoughts.
 
-    Candidates are the fenced blocks in Python or without a language, and the text before the first fence, between lines
-    of one tag. A program is complete if it is valid Python, does something, and uses no name that nothing defines: an
-    example of a call, or of output, is none. A block with functions that use those of earlier blocks is joined to them.
-    Without a program, the last ```python block, else the last fenced block, else all of the text.
+    Candidates are blocks (`blocks_in`) in Python or without a language, and the text before the first fence, between
+    lines of one tag. A program is complete if it is valid Python, does something, and uses no name that nothing
+    defines: an example of a call, or of output, is none. A block with functions that use those of earlier blocks is
+    joined to them. Without a program, the last ```python block, else the last fenced block, else all of the text.
 
-    A fence consists of backticks or tildes and may be indented, as under an item of a list; the code is dedented. An
-    unclosed block extends to the end of the text. Returns an empty text for code of more than MAX_CODE_CHARACTERS.
+    The code is dedented. Returns an empty text for code of more than MAX_CODE_CHARACTERS.
     """
     text = without_thoughts(_marked(text))[-MAX_TEXT_CHARACTERS:]
-    before, *blocks = [(language, _dedented(block)) for language, block in _blocks(text)]
-    likely = [*_TAG_LINE.split(before[1]), *(code for language, code in blocks if language in ("", *_PYTHON))]
+    before, *rest = blocks_in(text)
+    blocks = [(block.language, _dedented(block.text)) for block in rest if block.language is not None]
+    likely = [
+        *_TAG_LINE.split(_dedented(before.text)),
+        *(code for language, code in blocks if language in ("", *_PYTHON)),
+    ]
     code = _last_program([code for code in likely[-_CANDIDATES:] if _parsed(code)[0].body])
     if code is None:
         marked = [block for block in blocks if block[0] in _PYTHON]
@@ -171,46 +171,10 @@ _MARK = "think\ue000"
 def _marked(text: str) -> str:
     """The text with other marks in place of those of thoughts within valid programs and quotation marks."""
     text = re.sub(r"([`'\"])</?think>\1", lambda match: match[0].replace("think>", _MARK), text)
-    for _, block in _blocks(text[-MAX_TEXT_CHARACTERS:])[-_CANDIDATES:]:
+    for block, *_ in blocks_in(text[-MAX_TEXT_CHARACTERS:])[-2 * _CANDIDATES :]:
         if "think>" in block and is_complete(_dedented(block)):
             text = text.replace(block, block.replace("think>", _MARK))
     return text
-
-
-def _blocks(text: str) -> list[tuple[str, str]]:
-    """The text before the first fence, and the fenced blocks: the language in lower case, and the lines.
-
-    As in CommonMark, a line that is indented by four more than the fence does not close it.
-    """
-    blocks: list[tuple[str, str]] = []
-    language, closes, lines = "", "", list[str]()
-    is_open, deepest = True, 0
-    for line in text.split("\n"):
-        stripped, fence = line.strip(), _FENCE.fullmatch(line.rstrip())
-        ticks = "" if fence is None else fence["ticks"] or fence["waves"]
-        info = "" if fence is None else (fence["info"] or fence["note"] or "").strip().lower()
-        is_inner = bool(closes) and _indentation(line) > deepest
-        after = stripped.lstrip(closes[:1]).lstrip()
-        if closes and not is_inner and stripped.startswith(closes) and after[:1] in ("", "<"):
-            blocks.append((language, "\n".join(lines)))
-            is_open, closes = False, ""
-        # A block left open ends at the next one. After a text, a fence has at most the language.
-        elif (
-            fence
-            and not is_inner
-            and (
-                " " not in info or not fence["text"]
-                if not closes
-                else info and ticks.startswith(closes) and not fence["text"]
-            )
-        ):
-            if is_open:
-                blocks.append((language, "\n".join(lines)))
-            is_open, closes, language, lines = True, ticks, info.split(" ")[0], []
-            deepest = len(fence["lead"]) + 3
-        elif is_open:
-            lines.append(line)
-    return [*blocks, (language, "\n".join(lines))] if is_open else blocks
 
 
 def _last_program(codes: Sequence[str]) -> str | None:
@@ -247,13 +211,8 @@ def _parsed(code: str) -> tuple[ast.Module, set[str]]:
 def _dedented(block: str) -> str:
     """Remove the indentation of the first statement from the lines of a block."""
     lines = block.split("\n")
-    statements = (line for line in lines if line.strip() and not line.lstrip().startswith("#"))
-    width = _indentation(next(statements, ""))
-    return "\n".join(line[min(width, _indentation(line)) :] for line in lines)
-
-
-def _indentation(line: str) -> int:
-    return len(line) - len(line.lstrip(" \t"))
+    width = indentation(next((line for line in lines if line.strip() and not line.lstrip().startswith("#")), ""))
+    return "\n".join(line[min(width, indentation(line)) :] for line in lines)
 
 
 # Running

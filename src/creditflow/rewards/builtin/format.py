@@ -14,6 +14,7 @@ from typing import Any
 from creditflow.data import Score, Step, Trajectory
 from creditflow.errors import did_you_mean, first_line
 from creditflow.rewards.registry import builtin, reward
+from creditflow.rewards.support.fences import blocks_in
 
 MAX_CHARACTERS = 100_000
 """A longer response has the wrong form."""
@@ -122,13 +123,12 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
+_ONE_LINE = re.compile(r"^([^\n`]*```json)\b(.+)```[ \t]*$", re.IGNORECASE | re.MULTILINE)
+
+
 def _last_fence(text: str) -> str | None:
-    """The last ```json block. Fences within a text of the JSON do not begin their line."""
-    for opening, closing in ((r"(?im)^[ \t]*```json", r"(?m)^[ \t]*```"), ("(?i)```json", "```")):
-        rest = text[max((match.end() for match in re.finditer(opening, text)), default=len(text)) :]
-        if end := re.search(closing, rest):
-            return rest[: end.start()]
-    return None
+    blocks = blocks_in(_ONE_LINE.sub(r"\1\n\2\n```", text))
+    return next((block.text for block in blocks[::-1] if block.language == "json" and block.is_closed), None)
 
 
 def _last_object(text: str) -> str | None:

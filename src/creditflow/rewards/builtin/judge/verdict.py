@@ -14,6 +14,7 @@ from typing import Any
 
 from creditflow.data import clip_rounding
 from creditflow.errors import CreditflowError
+from creditflow.rewards.support.fences import blocks_in
 
 MAX_CHARACTERS = 100_000
 """A longer reply is refused."""
@@ -34,7 +35,6 @@ _NO_WORD = r"(?:[\W\d_]|<[a-z]{1,10}>)*"
 """List markers, numbers, quotations, emphasis, tags."""
 _COLON = r"(?:[^\w:]|[\d_])*[:\u02d0\u2236\ua789]"
 """A colon or a character that looks like one, after any emphasis or numbers: `**Score** (1-10):`."""
-_FENCED = re.compile(r"\s*```(?:json)?[ \t]*\n(.*)```\s*", re.IGNORECASE | re.DOTALL)
 _NEW_LINE = re.compile(r"\r\n?|\n")
 _NUMBER = re.compile(r"-?[0-9]{1,9}(?:\.[0-9]{1,9})?")
 
@@ -187,10 +187,9 @@ def _plain(line: str) -> str:
 def _read_json(answer: str, form: Form) -> JudgeVerdict:
     key = form.label.lower()
     try:
-        fenced = _FENCED.fullmatch(answer)
-        parsed = json.loads(
-            answer if fenced is None else fenced[1], object_pairs_hook=_without_twins, parse_constant=_no_number
-        )
+        (block,) = (block for block in blocks_in(answer) if block.language is not None or block.text.strip())
+        plain = block.text if block.language in (None, "", "json") and block.is_closed else answer
+        parsed = json.loads(plain, object_pairs_hook=_without_twins, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise VerdictError(f"expected one JSON object, got {_shown(answer)}") from error
     if not isinstance(parsed, dict) or key not in parsed:
