@@ -67,8 +67,7 @@ def _is_large(text: str) -> bool:
     """Whether brackets are too deep, exponents three high, or an exponent or factorial has five digits."""
     text = "".join(text.split())
     depths = accumulate((character in "([{") - (character in ")]}") for character in text)
-    is_evaluated = _EVALUATED.search(text) and re.search(r"[\^!]", text)
-    return max(depths) > MAX_DEPTH or bool(_LARGE.search(text) or is_evaluated)
+    return max(depths) > MAX_DEPTH or bool(_LARGE.search(text) or (_EVALUATED.search(text) and {*text} & {"^", "!"}))
 
 
 # Tidying
@@ -80,6 +79,7 @@ _SYMBOLS = str.maketrans({
 })  # fmt: skip
 _SCALES = (("hundred", 2), ("thousand", 3), ("million", 6), ("billion", 9), ("trillion", 12))
 _FUNCTIONS = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|log|ln|exp|pi|infty|sqrt"
+_FONTS = r"\\(?:(?:text|math)(?:rm|bf|it|bin|rel|normal)?|operatorname|mbox|rm|bm|boldsymbol)"
 _SPACE = r"(?:(?<!\\)\\[,;:! ]|~|[\s\x00])"
 _REWRITES: tuple[tuple[str, Any], ...] = (
     (r"(?<!\\)\\\\(?=[a-zA-Z])(?!.*\\end)", r"\\"),
@@ -94,19 +94,14 @@ _REWRITES: tuple[tuple[str, Any], ...] = (
     (r"(?<=\d)\.\.\.|\\dots(?![a-zA-Z])", r"\\ldots "),
     (r"(?i)(?<![a-z])([ap])\.\s?m\.?(?![a-z])", r"\1m"),
     (r"(?i)(?<![\\a-z])(?:per\s?cent(?:age)?|pct)(?![a-z])|\\%", "%"),
-    (r"\*\*", "^"),
     (r"\\lg(?![a-zA-Z])", r"\\log_{10} "),
     (r"(?<=[\[(])([^\[\](),;]*);([^\[\](),;]*)(?=[\])])", r"\1,\2"),
     (r"(?<=\d)\s{0,3}(?:\{,\}|(?<!\\)\\!,|,(?<!\\)\\!)\s{0,3}(?=\d{3})", ","),
     (r"(?<![a-zA-Z])\{([:=<>+*/-])\}|\\colon(?![a-zA-Z])", lambda sign: sign[1] or ":"),
     (rf"(?<![\\a-zA-Z])({_FUNCTIONS})(?![a-zA-Z])", r"\\\1 "),
-    (r"\\sqrt\s?\(((?:[^()]|\([^()]*\))*)\)", r"\\sqrt{\1}"),  # the library ends it at the first bracket
-    (r"\\sqrt\s(\d{1,20}|\w)", r"\\sqrt{\1}"),
+    (r"\\sqrt ?(?:\(((?:[^()]|\([^()]*\))*)\)|(?<= )(\d{1,20}|\w))", r"\\sqrt{\1\2}"),  # the library ends it too early
     (r"\^\s?(-\s?\w{1,20})", r"^{\1}"),
-    (
-        r"\\(?:(?:text|math)(?:rm|bf|it|bin|rel|normal)?|operatorname|mbox|rm|bm|boldsymbol)\s?\{((?:[^{}]|\{[^{}]*\})*)\}",
-        r" \1 ",
-    ),
+    (rf"{_FONTS}\s?\{{((?:[^{{}}]|\{{[^{{}}]*\}})*)\}}", r" \1 "),
     (rf"{_SPACE}+", " "),
     (r"(?<![\d.,^{])\d{1,3}(?:[ ']\d{3}){1,20}(?!\d|\s?/)", lambda groups: re.sub("[ ']", "", groups[0])),
     *((rf"(?i)(?<=[\d}}])\s?{word}s?(?![a-z])", rf" \\cdot 10^{{{power}}}") for word, power in _SCALES),
@@ -118,7 +113,7 @@ def tidy(text: str) -> str:
     """Normalize delimiters, spaces, sizes and fonts, which do not change the answer, and write symbols as LaTeX."""
     text = re.sub("([\u207a\u207b]?[\u2070\u00b9\u00b2\u00b3\u2074-\u2079]{1,5})", r"^{\1}", text.strip("`* \n"))
     text = as_ascii(unicodedata.normalize("NFKC", re.sub("([\u00bc-\u00be\u2150-\u215e])", r" \1", text)))
-    text = re.sub(r"[^\D0-9]", lambda digit: str(int(digit[0])), text.replace("\\$", _DOLLAR))
+    text = re.sub(r"[^\D0-9]", lambda digit: str(int(digit[0])), text.replace("\\$", _DOLLAR).replace("**", "^"))
     text = text.replace("$", _DOLLAR if text.count("$") == 1 and _DOLLAR not in text else "").translate(_SYMBOLS)
     for pattern, by in _REWRITES:
         text = re.sub(pattern, by, text, flags=re.DOTALL)
@@ -205,10 +200,8 @@ def _sum_of_units(text: str) -> Answer | None:
 # One element
 
 _CURRENCIES = {_DOLLAR: "dollar", "\u20ac": "euro", "\u00a3": "pound", "\u20b9": "rupee", "\u00a5": "yen"}
-_UNITS: dict[str, Unit] = {
-    **{name: (name, Fraction(1)) for name in ("dollar", "euro", "pound", "rupee", "yen", "am", "pm", "degree")},
-    "usd": ("dollar", Fraction(1)), "cent": ("dollar", Fraction(1, 100)), "deg": ("degree", Fraction(1)), "%": PERCENT,
-}  # fmt: skip
+_UNITS: dict[str, Unit] = {name: (name, Fraction(1)) for name in (*_CURRENCIES.values(), "am", "pm", "degree")}
+_UNITS |= {"usd": _UNITS["dollar"], "cent": ("dollar", Fraction(1, 100)), "deg": _UNITS["degree"], "%": PERCENT}
 """Units in which answers differ from physics: money, times of day and angles are never converted."""
 _SHORT_UNIT = re.compile(r"[ghlmsACFHJKLNVW]|[cdkmn][mgls]|[km]L|k[JNVW]|mA|ft|hr|in|lb|mi|oz|yd|Hz|Pa")
 """Others of one or two letters are products of variables: pint would read 2ab as attobarns."""
@@ -217,9 +210,7 @@ _TRAILING_UNIT = re.compile(
     rf"(?:(?<=[\d)}}])|(?<=\\pi))(?P<space>\s?)(?P<name>%|{_POWERS}(?:\s?(?:/|\\cdot|\s)\s?{_POWERS}){{0,3}})\s?\Z"
 )
 _CURRENCY = re.compile(r"([-+]?)\s?([\uff04\u20ac\u00a3\u20b9\u00a5])\s?(\S.*)", re.DOTALL)
-_WORD = re.compile(
-    rf"{_OTHER_SCRIPT}|(?<![\\a-zA-Z])(?<!\\begin{{)(?<!\\end{{)(?<!_{{){_LETTER}{{3}}|(?<![^ ])(?i:it|is|so|we|if) "
-)
+_WORD = re.compile(rf"{_OTHER_SCRIPT}|(?<![\\a-zA-Z])(?<![nd_]{{){_LETTER}{{3}}|(?<![^ ])(?i:it|is|so|we|if) ")
 """A word, rather than variables side by side."""
 # a time such as 12:00 would be a division by zero
 _NO_FORMULA = re.compile(rf"(?i)no|up|on|in|so|we|is|if|[0-9]+:00|{_LETTER}+(?:[ '-]+{_LETTER}+)+|[^\uff04]*\uff04.*")
