@@ -101,6 +101,7 @@ def test_output_is_compared_line_by_line_as_text(printed, is_right):
         (["assert f(1) == 1", 5], "test 1: expected input and output"),
         (["assert f("], "test 0"),
         ("9" * 5000, "Exceeds the limit"),
+        (["assert (f(1) == 1, 'one')"], "test 0: expected assertions that can fail, got one of a tuple"),
         ([{"call": "f(", "expect": 1}], "test 0: .* neither JSON nor Python"),
         ([{"input": "1", "output": " "}], "a test with an output"),
         ([{"input": {"x": 1}, "output": "1"}], "test 0: expected the input and output of a test as text"),

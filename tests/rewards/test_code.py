@@ -54,6 +54,9 @@ LISTED = f"1. The code:\n   {FENCE}python\n   def f(x):\n       return x * x\n  
         (block("x = 1") + block("$ pip install x", "sh"), "x = 1"),
         (block("x = 1", "") + block("x = 2", ""), "x = 2"),
         (block("x = 1", "Python 3"), "x = 1"),
+        (block(SQUARE, "python3.11") + block("4", "text"), SQUARE),
+        (block(SQUARE, "{.python .numberLines}") + block("f = 2", "main.pyc"), SQUARE),
+        (block(SQUARE, "main.py") + block("f = 2", "pytb"), SQUARE),
         ("x = 1", "x = 1"),
         (f"{FENCE}python\nx = 1", "x = 1"),  # cut off
         (f"{FENCE}python\n{FENCE}", ""),
@@ -293,6 +296,7 @@ def test_tests_that_cannot_fail_are_refused(bubblewrap, truth, reason):
         ("def f(x):\n    return range(10**9)", "assert 5 in f(2)", True),
         ("import numpy as np\ndef f(x):\n    return np.float64(5)", {"call": "f(2)", "expect": 5}, True),
         ("import numpy as np\ndef f(x):\n    return np.arange(2)", {"call": "f(2)", "expect": [0, 1]}, True),
+        ("import __main__\ndef f(x): raise __main__.Exit(0)", "if f(2) != 5:\n    exit(1)", False),
         ("class Odd:\n    def __eq__(self, n): return n % 2\ndef f(x): return Odd()", "assert f(2) == 5", True),
     ],
 )  # fmt: skip
@@ -362,6 +366,16 @@ def f(x):
     return 0
 """,
     "has names of built-in functions": "def abs(x): return 0\ndef sorted(x): return [5]\ndef f(x): return 0",
+    "adds to classes of tests": """
+import sys, types, unittest
+sys.modules["math"] = types.SimpleNamespace(isclose=lambda *a, **k: True)
+own = object.__getattribute__
+unittest.TestCase.__getattribute__ = lambda s, n: (lambda *a: None) if n == "assertEqual" else own(s, n)
+def f(x):
+    for case in unittest.TestCase.__subclasses__():
+        case.assertEqual = lambda *a: None
+    return 0
+""",
     "skips": "import unittest\ndef f(x): raise unittest.SkipTest",
     "stops": "import unittest\ndef f(x): raise unittest.case._ShouldStop",
     "ends the loop": "def f(x): raise StopIteration",

@@ -137,7 +137,8 @@ def summary(verdicts: Sequence[CaseVerdict]) -> str:
 
 # Code in a text
 
-_PYTHON = ("python", "python3", "py")
+_PYTHON = re.compile(r"[{.]*(?:i?python|py)[0-9.]*(?:[^a-z0-9].*)?|\S{1,80}\.py")
+"""Words after a fence: `python`, `py3`, `{.python}`, `python:main.py`, `main.py`."""
 
 
 def code_in(text: str) -> str:
@@ -155,11 +156,11 @@ def code_in(text: str) -> str:
     blocks = [(block.language, _dedented(block.text)) for block in rest if block.language is not None]
     likely = [
         *_TAG_LINE.split(_dedented(before.text)),
-        *(code for language, code in blocks if language in ("", *_PYTHON)),
+        *(code for language, code in blocks if not language or _PYTHON.fullmatch(language)),
     ]
     code = _last_program([code for code in likely[-_CANDIDATES:] if _parsed(code)[0].body])
     if code is None:
-        marked = [block for block in blocks if block[0] in _PYTHON]
+        marked = [block for block in blocks if _PYTHON.fullmatch(block[0])]
         code = (marked or blocks or [("", text)])[-1][1]
     return code.replace(_MARK, "think>") if len(code) <= MAX_CODE_CHARACTERS else ""
 

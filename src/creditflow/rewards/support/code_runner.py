@@ -139,14 +139,29 @@ def _called(ask: dict[str, Any], module: dict[str, Any]) -> object:
     return function(*decoded(ask["args"]))
 
 
+class _Loaded:
+    """An object whose attributes are the loaded modules."""
+
+    def __init__(self) -> None:
+        self.__dict__ = sys.modules
+
+
 def _definitions() -> list[tuple[Any, str, Any, Any]]:
-    """The functions and classes of all loaded modules, and all parts of these classes: owner, name, value, code."""
+    """The loaded modules, their functions and classes, and the parts of these classes: owner, name, value, code."""
     modules = [module for module in sys.modules.values() if isinstance(module, types.ModuleType)]
     classes = {id(thing): thing for module in modules for thing in vars(module).values() if isinstance(thing, type)}
-    return [
+    loaded = _Loaded()
+    parts = [part for owner in (*modules, *classes.values()) for part in _parts(owner)]
+    return parts + [(loaded, name, module, None) for name, module in sys.modules.items()]
+
+
+def _parts(owner: Any) -> list[tuple[Any, str, Any, Any]]:
+    """The functions and classes in a module or class; for a unittest case, None for each part that it inherits."""
+    own = vars(owner)
+    inherited = set(dir(owner)).difference(own) if hasattr(owner, "assertEqual") else ()
+    return [(owner, name, None, None) for name in inherited] + [
         (owner, name, value, value.__code__ if isinstance(value, types.FunctionType) else None)
-        for owner in (*modules, *classes.values())
-        for name, value in vars(owner).items()
+        for name, value in own.items()
         if callable(value) or isinstance(value, classmethod | property)
     ]
 
@@ -158,7 +173,7 @@ def _restore(definitions: list[tuple[Any, str, Any, Any]]) -> list[str]:
     for owner, name, value, code in definitions:
         if vars(owner).get(name) is not value or (code is not None and value.__code__ is not code):
             names.append(name)
-            setattr(owner, name, value)
+            delattr(owner, name) if value is None else setattr(owner, name, value)
             if code is not None:
                 value.__code__ = code
     return names
@@ -178,8 +193,10 @@ def _run_test(ask: dict[str, Any], scope: dict[str, Any], definitions: list[Any]
         os.write(output, line.encode() + b"\n")
 
     def leave(code: object = None) -> NoReturn:
-        raise Exit(code)
+        exits.append(Exit(code))
+        raise exits[-1]
 
+    exits: list[Exit] = []
     report(STARTED)
     scope |= {"__name__": "__main__", "__seen__": seen, "__leave__": leave, "__passes__": passes, "__whole__": WHOLE}
     try:
@@ -193,10 +210,13 @@ def _run_test(ask: dict[str, Any], scope: dict[str, Any], definitions: list[Any]
                 fault = _described(error)
             if is_test:
                 report(part, fault)
-            things = [(name, thing) for name, thing in scope.items() if name not in GIVEN and isinstance(thing, type)]
-            GIVEN.update({name: thing for name, thing in things if not hasattr(thing, "assertEqual")})
+            for name in [name for name, thing in scope.items() if name not in GIVEN and isinstance(thing, type)]:
+                if hasattr(scope[name], "assertEqual"):
+                    definitions += _parts(scope[name])
+                else:
+                    GIVEN[name] = scope[name]
     except Exit as exit:
-        if exit.code:
+        if exit.code or not any(exit is own for own in exits):
             raise
     report(len(ask["test"]))
 
