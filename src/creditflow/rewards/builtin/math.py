@@ -99,6 +99,10 @@ def _has_value(answer: Answer) -> bool:
 
 
 def _same(answer: Answer, truth: Answer) -> bool:
+    short, long = sorted((answer.name, truth.name), key=len)
+    is_one_name = short and re.fullmatch(re.escape(short) + r"(?:_\{?\d\}?)?", long)  # x_1 = 2 is x = 2
+    if long and (is_one_name or any(side.kind != "expression" or "=" not in side.text for side in (answer, truth))):
+        return _same(*(side.parts[0] if side.name else side for side in (answer, truth)))
     kinds = {answer.kind, truth.kind}
     if "ordered" in kinds and kinds <= {"set", "ordered"}:  # also a point without brackets, or by its coordinates
         ends = {side.text[0] + side.text[-1] for side in (answer, truth) if side.kind == "ordered"}

@@ -1,13 +1,14 @@
 """Find the answer in a text, in one order for all comparisons.
 
+0. The last `<answer>...</answer>`: if there is one, the other places are inside of it.
 1. The last box, with the boxes that `and`, `or` or a comma joins to it. Text outside of it is not read.
 2. An answer line: `#### answer`. A Markdown heading (`#### Step 2: Check`) is none.
 3. The text after `answer is`, `answer:`, or another word with a colon.
 4. The whole text, if it is nothing but an answer.
 5. The last formula between `$` or brackets, unless a number follows it.
-6. The last number, or the last calculation without letters, with those that `and` or `or` joins to it.
+6. The last number, or the last calculation without letters, with those that `and` or `or` joins to it. Exponents and
+   subscripts of letters are no numbers.
 
-Before that, thoughts and marks of emphasis are taken off. If there are `<answer>` tags, only the last is read.
 The text comes from a model, so every regular expression here takes time linear in it.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import accumulate
 
 from creditflow.rewards.support.text import as_ascii, without_thoughts
 
@@ -22,19 +24,24 @@ MAX_CHARACTERS = 20_000
 """Only the end of a longer text is read."""
 MAX_BOXES = 24
 
+_TAGGED = re.compile(r"(?is)<answer>((?:(?!</?answer>).)*)</answer>")
 _BOX = re.compile(r"\\{1,2}(?:boxed|fbox)(?![a-zA-Z])\s{0,3}")
 _JOINS = re.compile(r"[^.!?]{0,40}(?:[,;]|\b(?:and|or)\b)[^.!?]{0,40}|[^\w.!?]{0,12}")
 _EMPHASIS = re.compile(r"(?<![\w)}\]\\])(\*{1,3}|_{1,3}|`{1,3})(?=[^\s*_`])([^\n]{1,200}?)(?<=\S)\1(?!\w)")
 _ANSWER_LINE = re.compile(r"####[ \t]*(?!(?:[A-Z][a-z]+ )?[0-9]{1,3}[.:)][ \t]+[^\W\d])(\S[^\n]*)")
 _PHRASE = re.compile(r"(?i)\banswer[ \t]{0,3}(?:is|:|=)[ \t]{0,3}:?\}?|(?:答案|答え)[是为はは\uff1a:]{1,2}")
-_COLON = re.compile(r"(?<=[^\W\d_])\s?[:\uff1a]")
+_COLON = re.compile(r"(?<=[^\W\d_])\s?[:\uff1a]\s?\}?")
 _CLAUSE_ENDS = (r"\n", r"[.!?](?:\s|\Z)", r"[,;]\s|\s(?:because|since|which|as)\s|\s\((?=[^\W\d]{2})")
 _FORMULA = r"\$\$([^$]{1,2000})\$\$|(?<![\\\d$])\$([^$\n]{1,2000})\$|\\\(([^\n]{1,2000}?)\\\)|\\\[(.{1,2000}?)\\\]"
 _FORMULAS = re.compile(rf"(?s)(?:{_FORMULA})(?:(?:,?\s{{0,3}}(?:and|or)|,)\s{{0,3}}(?:{_FORMULA}))?")
-_DIGITS = r"[0-9]+ [0-9]+(?=/[0-9])|[0-9]{1,3}(?:(?:[ ']|\\[,;: ]|\{,\})[0-9]{3})+(?![0-9])|[0-9][0-9,]*"
-_NUMBER = rf"(?:[$\u20ac\u00a3]?(?:(?:{_DIGITS})(?:\.[0-9]+)?|(?<![0-9])\.[0-9]+)|\\[dt]?frac\{{[0-9]+\}}\{{[0-9]+\}})"
+_GROUPS = r"[0-9]{1,3}(?:(?:[ '~]|\\[ ,;!]|\{,\})[0-9]{3})+(?![0-9]|\s?/)"
+_DECIMAL = rf"(?:(?:{_GROUPS}|[0-9][0-9,]*)(?:\.[0-9]+)?|(?<![0-9])\.[0-9]+)(?:[eE][-+]?[0-9]{{1,4}}(?!\w))?"
+_NUMBER = rf"(?:[$\u20ac\u00a3]?{_DECIMAL}|\\[dt]?frac\{{[0-9]+\}}\{{[0-9]+\}})[\u00b2\u00b3\u00b9\u2070-\u207b]*"
+_SIGN = r"\s?(?:[-+*/^\u00d7\u00b7]|\\times|\\cdot)\s?\{?"
 _SCALE = r"\$?(?:\s?\\?%|\s(?:hundred|thousand|(?:m|b|tr)illion)\b)"
-_CALCULATION = rf"(?<![\w.^])(?<!\^[{{-])(?:(?<![\w)])-)?{_NUMBER}(?:\s?[-+*/^]\s?{_NUMBER}){{0,50}}(?:{_SCALE})?"
+# no exponent and no subscript; also a mixed number
+_START = r"(?<![\w.^])(?<![\^_]\{)(?<![\^_{]-)(?:(?<![\w)])-)?(?:[0-9]{1,9}\s?(?=[0-9]+\s?/\s?[0-9]|\\[dt]?frac))?"
+_CALCULATION = rf"{_START}{_NUMBER}(?:{_SIGN}-?{_NUMBER}\}}?){{0,50}}(?:{_SCALE})?"
 _CALCULATIONS = re.compile(rf"{_CALCULATION}(?:,?\s(?:and|or)\s{_CALCULATION}){{0,9}}")
 
 
@@ -43,8 +50,10 @@ def places(text: str, last_number: bool = True) -> Iterator[tuple[str, ...]]:
 
     `last_number=False` leaves out the last number, which is a guess.
     """
-    _, _, inside = without_thoughts(text[-MAX_CHARACTERS:]).rpartition("<answer>")
-    text = _EMPHASIS.sub(r"\2", inside.partition("</answer>")[0])
+    text = re.sub(
+        r"<[|\uff5c]\w{2,24}[|\uff5c]>|</s>|<eos>|<end_of_turn>", "", without_thoughts(text[-MAX_CHARACTERS:])
+    )
+    text = _EMPHASIS.sub(r"\2", (_TAGGED.findall(text) or [text])[-1])
     if (boxed := last_box(text)) is not None:
         yield (boxed,)
         text, last_number = boxed, False
@@ -54,8 +63,7 @@ def places(text: str, last_number: bool = True) -> Iterator[tuple[str, ...]]:
     if len(pieces := _COLON.split(text)) > 1 and not re.search(r"[.!?]\s|\n", pieces[-1].strip()):
         yield _clauses(pieces[-1].strip())
     yield (text.strip(),)
-    if formula := _last_formula(text):
-        yield (formula,)
+    yield _last_formula(text)
     sentence = "".join(conclusions[-1][:2][-1:]) if conclusions else text
     if last_number and (calculations := _CALCULATIONS.findall(as_ascii(sentence))):
         yield (calculations[-1].rstrip(","),)
@@ -71,15 +79,15 @@ def _clauses(text: str) -> tuple[str, ...]:
     """The text up to the end of its line, of its sentence and of its clause; then what follows `is`, or a formula."""
     clauses = [text := re.split(end, text, maxsplit=1)[0].strip() for end in _CLAUSE_ENDS]
     sentence, clause = clauses[1:]
-    clauses += [sentence.rpartition(" is ")[2], clause.rpartition(" is ")[2], _last_formula(sentence)]
+    clauses += [sentence.rpartition(" is ")[2], clause.rpartition(" is ")[2], *_last_formula(sentence)]
     return tuple(dict.fromkeys(clause for clause in clauses if clause.strip("*$ ")))
 
 
-def _last_formula(text: str) -> str:
+def _last_formula(text: str) -> tuple[str, ...]:
     match = next(reversed(list(_FORMULAS.finditer(text))), None)
     if match is None or re.search(rf"[0-9]|\A{_SCALE}", text[match.end() :]):
-        return ""
-    return ", ".join(filter(None, match.groups()))
+        return ()
+    return (", ".join(filter(None, match.groups())),)
 
 
 def last_box(text: str) -> str | None:
@@ -102,9 +110,7 @@ def _content(text: str, start: int) -> tuple[str, int]:
     if text[start : start + 1] != "{":
         word = "".join(text[start:].split(maxsplit=1)[:1]).rstrip("$.,;")
         return word, start + len(word)
-    depth = 0
-    for brace in re.finditer(r"(?<!\\)[{}]", text[start:]):
-        depth += 1 if brace.group() == "{" else -1
-        if depth == 0:
-            return text[start + 1 : start + brace.start()].strip(), start + brace.end()
-    return text[start + 1 :].strip(), len(text)
+    braces = list(re.finditer(r"(?<!\\)[{}]", text[start:]))
+    depths = accumulate(1 if brace[0] == "{" else -1 for brace in braces)
+    end = next((start + brace.end() for brace, depth in zip(braces, depths, strict=True) if depth == 0), len(text) + 1)
+    return text[start + 1 : end - 1].strip(), end

@@ -22,7 +22,9 @@ from creditflow.rewards.support.mathematics import Answer
 MAX_BITS = 300_000
 """Limit for the binary digits of a number. No signal can end the evaluation of a much longer one."""
 DIGITS = 1_000
-"""Digits to which numbers are compared, also by the library. A fifth of them suffice at chosen points."""
+"""Digits to which numbers are compared, also by the library."""
+RELATIVE = sympy.Rational(1, 10 ** (DIGITS // 2))
+"""Two numbers are equal if their evaluated difference is at most this share of them."""
 POINTS = 6
 """Number of points at which two formulas are compared."""
 # the time limit covers everything; without `units` (the default), `x + t` keeps its t
@@ -107,30 +109,24 @@ def _same(left: Any, right: Any) -> Any:
         return left.shape == right.shape and all(map(_same, left.flat(), right.flat()))
     if isinstance(left, sympy.Expr) and isinstance(right, sympy.Expr):
         return left == right or _same_value(left, right)
-    for equation, value in ((left, right), (right, left)):
-        if isinstance(equation, sympy.Eq) and isinstance(value, sympy.Expr | sympy.Tuple):
-            is_named = (
-                grader.is_assignment_relation(equation) or {*equation.lhs.as_numer_denom()} <= equation.free_symbols
-            )
-            return is_named and _same(equation.rhs, value)
-    return _in_library(left, right) or _in_library(right, left) or _same_relation(left, right)
+    is_alike = isinstance(left, sympy.Eq) is isinstance(right, sympy.Eq)
+    return is_alike and (_in_library(left, right) or _in_library(right, left) or _same_relation(left, right))
 
 
 def _same_value(left: Any, right: Any) -> bool:
     """Whether two formulas are equal: at points where both are real, else by simplifying their difference."""
     difference = left - right
     values = [difference.xreplace(point) for point in _points(difference)]
-    digits = DIGITS // 5 if difference.free_symbols else DIGITS
-    seen = [_vanishes(value, digits) for value in values if _has_value(value, difference.has(sympy.I))]
+    seen = [_vanishes(value) for value in values if _has_value(value, difference.has(sympy.I))]
     return all(seen) if len(seen) * 2 >= len(values) else bool(sympy.simplify(difference) == 0)
 
 
 def _points(expression: Any) -> Iterator[dict[Any, Any]]:
-    """Values for the variables, of both signs, at which unequal formulas hardly ever agree."""
-    variables = sorted(expression.free_symbols, key=str)
+    """Values for the variables, of both signs, at which unequal formulas hardly ever agree; primes for a factorial."""
+    variables, is_whole = sorted(expression.free_symbols, key=str), expression.has(*_GROWING[1:])
     for k in range(POINTS if variables else 1):
-        primes = (sympy.prime(5 + 3 * i + 7 * k) * (-1) ** (k >> i % 3 & 1) for i in range(len(variables)))
-        yield {variable: sympy.Rational(prime, 13) for variable, prime in zip(variables, primes, strict=True)}
+        signs = [1 if is_whole else sympy.Rational((-1) ** (k >> i % 3 & 1), 13) for i in range(len(variables))]
+        yield {name: signs[i] * sympy.prime(5 + 3 * i + 7 * k) for i, name in enumerate(variables)}
 
 
 def _has_value(expression: Any, is_complex: bool) -> bool:
@@ -139,12 +135,10 @@ def _has_value(expression: Any, is_complex: bool) -> bool:
     return bool(value.is_finite and value.as_real_imag()[0].is_Number and (is_complex or value.is_real))
 
 
-def _vanishes(difference: Any, digits: int) -> bool:
-    """Whether a sum of numbers is negligible relative to its terms: half of the digits vanish."""
-    if difference.is_Rational:
-        return bool(difference == 0)
+def _vanishes(difference: Any) -> bool:
+    """Whether a sum of numbers is negligible relative to its terms."""
     terms = sum(abs(term.evalf(15)) for term in sympy.Add.make_args(difference))
-    return bool(abs(difference.evalf(15, maxn=digits)) * 10 ** (digits // 2) <= terms)
+    return bool(abs(difference.evalf(15, maxn=DIGITS)) <= RELATIVE * terms)
 
 
 def _same_relation(left: Any, right: Any) -> bool:

@@ -14,7 +14,6 @@ from fractions import Fraction
 from functools import cache, lru_cache
 from importlib import import_module
 from itertools import accumulate
-from tokenize import TokenError
 from typing import Any, Literal
 
 from creditflow.rewards.support.text import as_ascii
@@ -36,7 +35,7 @@ class Answer:
 
     kind: Literal["number", "expression", "set", "ordered", "words"]
     """A rational number; a formula, equation or matrix; parts in any order; parts in order between brackets (a point or
-    an interval); or words, also a choice from A to J.
+    an interval); or words, also a choice from A to J. An equation with a name has one part, the value.
     """
     text: str
     """The tidied text without the unit; for words, without capitals."""
@@ -44,6 +43,8 @@ class Answer:
     unit: Unit | None = None
     """The unit of a number or expression. A counted thing, a word that names no unit, has size 0."""
     parts: tuple[Answer, ...] = ()
+    name: str = ""
+    """The left side of an equation, if it is a name: a text without numbers, powers and signs (`x_1`, `P(A)`)."""
 
     def has(self, kind: str) -> bool:
         """Whether the answer or one of its parts is of this kind."""
@@ -52,40 +53,35 @@ class Answer:
 
 def read(text: str) -> Answer | None:
     """Parse an answer; None if it is empty, too long or too deep, or has numbers too large."""
-    if len(text := text.strip()) > MAX_CHARACTERS:
-        return None
-    text = tidy(text)
+    text = tidy(text) if len(text := text.strip()) <= MAX_CHARACTERS else ""
     return _read(text) if any(map(str.isalnum, text)) and not _is_large(text) else None
 
 
 _LARGE = re.compile(r"\^[{(]{0,4}[-+]?\d{5}|\d{5}!|!!!|\d[eE][-+]?\d{4}|\^[^{}()]\^|(?:\^[{(][^{}()]*){2}\^")
 # the library evaluates these commands while it parses, before `equality` can measure their numbers
-_EVALUATED = re.compile(r"vmatrix|\\(?:det|gcd|lcm)(?![a-zA-Z])|rank")
+_EVALUATED = re.compile(r"(?=.*[\^!]).*(?:vmatrix|\\(?:det|gcd|lcm)(?![a-zA-Z])|rank)")
 
 
 def _is_large(text: str) -> bool:
     """Whether brackets are too deep, exponents three high, or an exponent or factorial has five digits."""
     text = "".join(text.split())
     depths = accumulate((character in "([{") - (character in ")]}") for character in text)
-    return max(depths) > MAX_DEPTH or bool(_LARGE.search(text) or (_EVALUATED.search(text) and {*text} & {"^", "!"}))
+    return max(depths) > MAX_DEPTH or bool(_LARGE.search(text) or _EVALUATED.match(text))
 
 
 # Tidying
 
 _DOLLAR = "\uff04"  # a dollar sign for money, so that those around formulas can be removed
-_SYMBOLS = str.maketrans({
-    "\u00b7": "\\cdot ", "\u00d7": "\\times ", "\u221e": "\\infty ", "\u00b1": "\\pm ", "\u03c0": "\\pi ",
-    "\u2205": "\\emptyset ", "\u00b0": " degrees ", "\u221a": "\\sqrt ",
-})  # fmt: skip
+_COMMANDS = ["\\cdot ", "\\times ", "\\infty ", "\\pm ", "\\pi ", "\\emptyset ", " degrees ", "\\sqrt "]
+_SYMBOLS = str.maketrans(dict(zip("\u00b7\u00d7\u221e\u00b1\u03c0\u2205\u00b0\u221a", _COMMANDS, strict=True)))
 _SCALES = (("hundred", 2), ("thousand", 3), ("million", 6), ("billion", 9), ("trillion", 12))
 _FUNCTIONS = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|log|ln|exp|pi|infty|sqrt"
-_FONTS = r"\\(?:(?:text|math)(?:rm|bf|it|bin|rel|normal)?|operatorname|mbox|rm|bm|boldsymbol)"
-_SPACE = r"(?:(?<!\\)\\[,;:! ]|~|[\s\x00])"
 _REWRITES: tuple[tuple[str, Any], ...] = (
     (r"(?<!\\)\\\\(?=[a-zA-Z])(?!.*\\end)", r"\\"),
-    (r"(?<!\\)\\(?:[()\[\]]|(?:(?:text|display)style|limits|hline)(?![a-zA-Z])|q?quad)", " "),
+    (r"\\(?:text)?color\s?\{[a-zA-Z]{1,20}\}", ""),
+    (r"(?<!\\)\\(?:[()\[\]]|(?:(?:text|display)style|limits|hline|bm|boldsymbol|bf|q?quad)(?![a-zA-Z]))", " "),
     (r"\\\\(?![a-zA-Z])\s?(?:\[[^\[\]]{0,12}\])?\s?[,;:]?", r"\\\\ "),
-    (r"\\(?:left|right|[bB]igg?[lr]?)(?=[\s()\[\].|\\])\s?\.?|\\(?:text)?color\s?\{\w{1,20}\}", ""),
+    (r"\\(?:left|right|[bB]igg?[lr]?)(?=[\s()\[\].|\\])\s?\.?", ""),
     (r"\\([lr])angle(?![a-zA-Z])", lambda side: "()"[side[1] == "r"]),
     (r"\\(begin|end) ?\{(?:(?:small|[bBp])?matrix\*?|array)\}(?:\[[a-z]\]| ?\{[lcr| ]{1,40}\})?", r"\\\1{pmatrix}"),
     (r"\\begin\s?\{cases\}(.*)\\end\s?\{cases\}", lambda rows: rows[1].replace("\\\\", ",")),
@@ -94,16 +90,17 @@ _REWRITES: tuple[tuple[str, Any], ...] = (
     (r"(?<=\d)\.\.\.|\\dots(?![a-zA-Z])", r"\\ldots "),
     (r"(?i)(?<![a-z])([ap])\.\s?m\.?(?![a-z])", r"\1m"),
     (r"(?i)(?<![\\a-z])(?:per\s?cent(?:age)?|pct)(?![a-z])|\\%", "%"),
-    (r"\\lg(?![a-zA-Z])", r"\\log_{10} "),
-    (r"(?<=[\[(])([^\[\](),;]*);([^\[\](),;]*)(?=[\])])", r"\1,\2"),
-    (r"(?<=\d)\s{0,3}(?:\{,\}|(?<!\\)\\!,|,(?<!\\)\\!)\s{0,3}(?=\d{3})", ","),
+    (r"(?<=\d)\s{0,3}(?:\{,\}|(?<!\\)\\!,|,(?<!\\)\\!|')\s{0,3}(?=\d{3})", ","),
+    (r"([\[(][^\[\](),;]{1,60});([^\[\](),;]{1,60}[\])])", r"\1,\2"),  # an interval
     (r"(?<![a-zA-Z])\{([:=<>+*/-])\}|\\colon(?![a-zA-Z])", lambda sign: sign[1] or ":"),
     (rf"(?<![\\a-zA-Z])({_FUNCTIONS})(?![a-zA-Z])", r"\\\1 "),
-    (r"\\sqrt ?(?:\(((?:[^()]|\([^()]*\))*)\)|(?<= )(\d{1,20}|\w))", r"\\sqrt{\1\2}"),  # the library ends it too early
+    (r"\\sqrt(?:\s?\(((?:[^()]|\([^()]*\))*)\)|\s(\d{1,20}|\w))", lambda root: f"\\sqrt{{{root[1] or root[2]}}}"),
     (r"\^\s?(-\s?\w{1,20})", r"^{\1}"),
-    (rf"{_FONTS}\s?\{{((?:[^{{}}]|\{{[^{{}}]*\}})*)\}}", r" \1 "),
-    (rf"{_SPACE}+", " "),
-    (r"(?<![\d.,^{])\d{1,3}(?:[ ']\d{3}){1,20}(?!\d|\s?/)", lambda groups: re.sub("[ ']", "", groups[0])),
+    (r"\\lg(?![a-zA-Z])", r"\\log_{10} "),
+    (r"(?<=(?:rm|xt)\{[A-Z])(?:\\[,; ]|~| )(?=[a-z]{1,2}\})", r" \\cdot "),  # N m
+    (r"\\(?:(?:text|math)(?!bb|c|f|s)[a-z]{0,6}|operatorname|mbox|rm)\s?\{((?:[^{}]|\{[^{}]*\})*)\}", r" \1 "),
+    (r"(?:(?<!\\)\\[,;:! ]|~|[\s\x00])+", " "),
+    (r"(?<![\d.,^{])\d{1,3}(?: \d{3}){1,20}(?!\d|\s?/)", lambda groups: groups[0].replace(" ", "")),
     *((rf"(?i)(?<=[\d}}])\s?{word}s?(?![a-z])", rf" \\cdot 10^{{{power}}}") for word, power in _SCALES),
     (r"(?i)\A\s?(?:[a-z]\s?(?:\\in(?![a-z])|\u2208)|\\approx|\u2248|approximately\b|about\b|roughly\b)", ""),
 )
@@ -122,27 +119,20 @@ def tidy(text: str) -> str:
 
 # Taking apart
 
-_TOKEN = re.compile(r"(?P<opens>\\begin\b|[(\[{])|(?P<closes>\\end\b|[)\]}])|(?<![\\a-zA-Z])(?:or|and)(?![a-z])|[,;]")
+_TOKEN = r"(?P<opens>\\begin\b|[(\[{])|(?P<closes>\\end\b|[)\]}])|"
+_COMMAS, _EQUALS = _TOKEN + r"(?<![\\a-zA-Z])(?:or|and)(?![a-z])|[,;]", _TOKEN + "(?<![<>!:])="
 _LETTER = r"[^\W\d_\u0370-\u03ff\u2100-\u214f]"  # Greek letters and characters such as \u211d are mathematical symbols
 _OTHER_SCRIPT = r"[^\W\d_a-zA-Z\u0370-\u03ff\u2100-\u214f]"
 _BRACKETS = {"\\{\\}", "{}", *(opens + closes for opens in "([" for closes in ")]")}
 _COMMA_GROUPS = re.compile(r"(?<![0-9.,(\[])[1-9][0-9]{0,2}(?:,[0-9]{3}){1,20}(?![0-9]|,[0-9])")
 _ONE_NUMBER = re.compile(r"-?\d{1,2}(?P<groups>(?:,\d{2})+,\d{3})|-?\d{1,20},(?:\d{2}|\d{4,20}|(?<=\b0,)\d{3})")
-_CHOICE = re.compile(r"(?i:option|choice|answer)?\s?\(?([A-J])\)?(?:[.:)]\s.{1,200})?", re.DOTALL)
-_CALL = r"\\?[a-zA-Z]+ ?\([^()]*(?:[<>|]|\\[lg]e|\\mid|\\c[au]p)[^()]*\)"  # P(X \ge 2)
-_NAMED = re.compile(rf"(?:(?P<name>[^\d,;.=<>:!]{{1,60}})|{_CALL}) ?[=:] ?(?P<value>.+)")
-_SENTENCE = re.compile(r"(?i)\b(?:because|since|if|when|where|for|then|so|yes|no|not|let)\b")
-_BETWEEN_UNITS = re.compile(r"(?<=[a-zA-Z]),?\s?(?:and\s)?(?=[0-9])")
 
 
 def _read(text: str) -> Answer:
-    if choice := _CHOICE.fullmatch(text):
+    if choice := re.fullmatch(r"(?s)(?i:option|choice|answer)?\s?\(?([A-J])\)?(?:[.:)]\s.{1,200})?", text):
         return Answer("words", choice[1])
     if total := _sum_of_units(text):
         return total
-    named = _NAMED.fullmatch(text)
-    if named and (not named["name"] or (_WORD.search(named["name"]) and not _SENTENCE.search(named["name"]))):
-        return _read(named["value"])  # the area = 12
     pieces, closed = _split(text)
     if closed == len(text) > 0:
         width = 2 if text.startswith("\\{") else 1
@@ -172,10 +162,10 @@ def _words(text: str) -> Answer:
     return Answer("words", " ".join(text.casefold().split()).strip('"\u201c\u201d'))
 
 
-def _split(text: str) -> tuple[list[str], int]:
+def _split(text: str, at: str = _COMMAS) -> tuple[list[str], int]:
     """Split the text at commas, semicolons, `or` and `and` outside of brackets; also the end of the first bracket."""
     pieces, depth, start, closed = [], 0, 0, 0
-    for token in _TOKEN.finditer(text):
+    for token in re.finditer(at, text):
         depth += (token["opens"] is not None) - (token["closes"] is not None)
         if depth == 0 and token["closes"]:
             closed = closed or token.end()
@@ -187,7 +177,7 @@ def _split(text: str) -> tuple[list[str], int]:
 
 def _sum_of_units(text: str) -> Answer | None:
     """`5 feet 4 inches` as one quantity, in its first unit; sizes must fall, because `5 m and 3 m` are two."""
-    pieces = _BETWEEN_UNITS.split(text)
+    pieces = re.split(r"(?<=[a-zA-Z]),?\s?(?:and\s)?(?=[0-9])", text)
     parts = [_element(piece) for piece in pieces if len(pieces) > 1]
     units = [part.unit for part in parts if part.number is not None and part.unit]
     sizes = [size for _, size in units]
@@ -206,20 +196,26 @@ _UNITS |= {"usd": _UNITS["dollar"], "cent": ("dollar", Fraction(1, 100)), "deg":
 _SHORT_UNIT = re.compile(r"[ghlmsACFHJKLNVW]|[cdkmn][mgls]|[km]L|k[JNVW]|mA|ft|hr|in|lb|mi|oz|yd|Hz|Pa")
 """Others of one or two letters are products of variables: pint would read 2ab as attobarns."""
 _POWERS = rf"{_LETTER}{{1,20}}(?:\s?\^\s?\{{?\s?-?[1-4]\s?\}}?)?"
-_TRAILING_UNIT = re.compile(
-    rf"(?:(?<=[\d)}}])|(?<=\\pi))(?P<space>\s?)(?P<name>%|{_POWERS}(?:\s?(?:/|\\cdot|\s)\s?{_POWERS}){{0,3}})\s?\Z"
-)
-_CURRENCY = re.compile(r"([-+]?)\s?([\uff04\u20ac\u00a3\u20b9\u00a5])\s?(\S.*)", re.DOTALL)
+_LAST_UNIT = re.compile(rf"(?:(?<=[\d)}}])|(?<=\\pi))(\s?)(%|{_POWERS}(?:\s?(?:/|\\cdot|\s)\s?{_POWERS}){{0,3}})\s?\Z")
 _WORD = re.compile(rf"{_OTHER_SCRIPT}|(?<![\\a-zA-Z])(?<![nd_]{{){_LETTER}{{3}}|(?<![^ ])(?i:it|is|so|we|if) ")
-"""A word, rather than variables side by side."""
+"""A word, rather than variables side by side, `\\begin{pmatrix}`, or an index."""
 # a time such as 12:00 would be a division by zero
 _NO_FORMULA = re.compile(rf"(?i)no|up|on|in|so|we|is|if|[0-9]+:00|{_LETTER}+(?:[ '-]+{_LETTER}+)+|[^\uff04]*\uff04.*")
 
 
+# the text left of `=` with a number, a power or a sign is part of an equation that is to be solved
+_ARGUMENTS = re.compile(r"_\s?(?:\{[^{}]*\}|\w)|(?<=[\w'}])\s?\([^()]*\)")
+_NO_NAME = re.compile(r"\A\s?-|[0-9^!<>.?]|\\(?:sqrt|log|ln|exp|pi|sum|int)(?![a-z])|\A[^a-zA-Z]*\Z")
+
+
 def _element(text: str) -> Answer:
-    if currency := _CURRENCY.fullmatch(text):
-        name = "" if currency[3][-1].isalpha() else _CURRENCIES[currency[2]]
-        text = f"{currency[1]}{currency[3]} {name}".strip()
+    sides, _ = _split(text, _EQUALS)
+    is_named = len(sides) > 1 and len(sides[0]) < 60 and not _NO_NAME.search(_ARGUMENTS.sub("", sides[0]))
+    if is_named and not (side := _read(sides[-1])).has("words"):
+        return Answer("expression", text, name="".join(sides[0].split()), parts=(side,))
+    if currency := re.fullmatch(r"(?s)([-+]?)\s?([\uff04\u20ac\u00a3\u20b9\u00a5])\s?(\S.*)", text):
+        name = "" if currency[3][-1].isalpha() else f" {_CURRENCIES[currency[2]]}"
+        text = currency[1] + currency[3] + name
     value, unit = _cut_unit(text)
     if (number := rational(value)) is not None:
         return Answer("number", value, number, unit)
@@ -235,14 +231,14 @@ def _cut_unit(text: str) -> tuple[str, Unit | None]:
 
     A single letter is a unit only after a space (`5 m`), else a variable (`5m`).
     """
-    match = _TRAILING_UNIT.search(text)
+    match = _LAST_UNIT.search(text)
     if match and not re.search(r"\\(?:sin|cos|tan|cot|sec|csc)", text):
-        before, name = text[: match.start()].strip(), match["name"]
+        before, name = text[: match.start()].strip(), match[2]
         unit = unit_of(re.sub(r"\s?\^\s?\{?\s?(-?\d)\s?\}?", r"**\1", name.replace("\\cdot", "*")))
-        if unit and (len(name) > 1 or name == "%" or match["space"]):
+        if unit and (len(name) > 1 or name == "%" or match[1]):
             return before, unit
         is_thing = _WORD.search(name.removesuffix("s")) and unit is None and unit_of(name.split()[0]) is None
-        is_apart = match["space"] or re.search(_OTHER_SCRIPT, name)
+        is_apart = match[1] or re.search(_OTHER_SCRIPT, name)
         if is_thing and is_apart and (rational(before) is not None or "\\" in before or "^" in before):
             return before, (name.lower().removesuffix("s"), Fraction(0))
     return text, None
@@ -257,13 +253,13 @@ def unit_of(name: str) -> Unit | None:
     if unit := _UNITS.get(name.lower().removesuffix("s")):
         return unit
     short = [word for word in re.findall(r"[^\W\d]+", name) if len(word) < 3]
-    are_variables = not all(map(_SHORT_UNIT.fullmatch, short)) or re.fullmatch("[a-z](?: [a-z])+", name)
+    are_variables = not all(map(_SHORT_UNIT.fullmatch, short)) or re.fullmatch(r"\w(?: \w)+", name)
     if are_variables or name.endswith(("unit", "units")):
         return None
     try:
         unit = _registry().Quantity(Fraction(1), _registry().parse_units(name)).to_base_units()
         return str(sorted(unit.dimensionality.items())), Fraction(unit.magnitude)
-    except (AssertionError, AttributeError, TokenError, TypeError, ValueError):  # no unit, or no expression of units
+    except Exception:  # no unit, one of temperature, or a text that pint cannot parse
         return None
 
 
@@ -273,7 +269,7 @@ _FRACTION = re.compile(r"\\[dtc]?frac\s?(?:\{\s?(-?\d{1,300})\s?\}|(\d))\s?(?:\{
 _QUOTIENT = re.compile(r"(?:(\d{1,300})\s)?(\d{1,300})\s?[/:]\s?(\d{1,300})")
 _REPEATING = re.compile(r"(\d*)\.(\d*?)(?:(\d{1,9}?)\3{1,30}\s?\\ldots|\s?\\(?:overline|bar|dot)\s?\{\s?(\d+)\s?\})")
 _BASE = re.compile(r"\(?(\d[\da-zA-Z]{0,60})\)?\s?_\s?(?:\{\s?(\d{1,2})\s?\}|([2-9]))")
-_TENS = re.compile(r"\s?(?:\\times|\\cdot|\*|x)\s?10\s?\^\s?(?:\{\s?([-+]?\d{1,3})\s?\}|(\d))\Z")
+_POWER = re.compile(r"(?:(.*\S)\s?(?:\\times|\\cdot|\*|x))?\s?(\d{1,3})\s?\^\s?(?:\{\s?([-+]?\d{1,3})\s?\}|(\d))")
 _DECIMAL = re.compile(r"(?:\d{1,300}\.?\d{0,300}|\.\d{1,300})(?:[eE][-+]?\d{1,3})?")
 
 
@@ -289,7 +285,9 @@ def rational(text: str) -> Fraction | None:
             return Fraction(sign * (int(fixed + cycle) - int(fixed)), (10 ** len(cycle) - 1) * 10 ** len(match[2]))
         if match := _BASE.fullmatch(text):
             return sign * Fraction(int(match[1], int(match[2] or match[3])))
-        text = _TENS.sub(lambda ten: f"e{ten[1] or ten[2]}", text).removesuffix("\\ldots").strip()
+        if (match := _POWER.fullmatch(text)) and (factor := rational(match[1] or "1")) is not None:
+            return sign * factor * Fraction(int(match[2])) ** int(match[3] or match[4])
+        text = text.removesuffix("\\ldots").strip()
         return sign * Fraction(text) if _DECIMAL.fullmatch(text) else None
     except (ValueError, ZeroDivisionError):  # a digit outside of the base; division by zero
         return None

@@ -30,11 +30,9 @@ def processor_time_limit(seconds: float) -> Iterator[None]:
     gc.disable()
     left, interval = signal.setitimer(signal.ITIMER_PROF, seconds, 0.05)
     try:
-        try:
-            yield
-        finally:
-            running = False
+        yield
     except _TimeIsUpError:
+        running = False
         raise TimeoutError(f"more than {seconds:g} s of processor time") from None
     finally:
         running = False
