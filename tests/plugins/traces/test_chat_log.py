@@ -55,7 +55,6 @@ def test_calls_with_one_id_form_one_trajectory() -> None:
     assert (trajectory.id, [(step.agent, step.parents) for step in trajectory.steps]) == ("p", [("a", ()), ("b", (0,))])
     assert {name: score.value for name, score in trajectory.steps[1].scores.items()} == {"right": 1.0, "short": 0.25}
     assert (trajectory.steps[0].temperature, trajectory.steps[0].policy) == (0.5, "m")
-    assert trajectory.steps[0].info["prompt_tokens"] == 3
     assert alone.steps[0].response == "Hi"
 
 

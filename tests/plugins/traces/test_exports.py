@@ -48,7 +48,6 @@ def test_recorded_run_has_two_agents_per_task(name: str) -> None:
             f"[system]\nYou are the solver.\n\n[user]\n{task}",
             f"[system]\nYou are the checker.\n\n[user]\n{task}\n{solved}\nRight?",
         ]
-        assert [step.info["completion_tokens"] for step in trajectory.steps] == [10, 10]
         assert {(step.policy, step.info["parents_by"]) for step in trajectory.steps[1:]} == {("rote", "text")}
         assert trajectory.steps[0].temperature == (1.0 if name == "langsmith_langgraph" else 0.7)
 

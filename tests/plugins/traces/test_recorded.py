@@ -62,7 +62,6 @@ def test_langgraph_run_has_four_steps_with_parents_by_text(name: str) -> None:
     assert (trajectory.outcome.value, trajectory.answer, made.left_out) == (1.0, VERDICT, [])
     assert trajectory.task.text == "What is twice the sum of 3 and 4?"
     assert trajectory.steps[1].prompt == f"[system]\nYou are the executor.\n\n[user]\nPlan: {PLAN}\nDo part 1."
-    assert trajectory.steps[0].info["completion_tokens"] == 10
 
 
 def test_doubly_instrumented_calls_are_steps_once() -> None:

@@ -6,7 +6,7 @@
 from creditflow.plugins.traces.chat_log import from_chat_log
 from creditflow.plugins.traces.convert import Converted, ConvertOptions, LeftOut, convert
 from creditflow.plugins.traces.read import read_spans
-from creditflow.plugins.traces.spans import Span, from_agent_lightning, from_json, from_otlp_protobuf, from_readable
+from creditflow.plugins.traces.spans import Span, from_agent_lightning, from_json, from_readable
 
 __all__ = [
     "ConvertOptions",
@@ -17,7 +17,6 @@ __all__ = [
     "from_agent_lightning",
     "from_chat_log",
     "from_json",
-    "from_otlp_protobuf",
     "from_readable",
     "read_spans",
 ]

@@ -104,7 +104,6 @@ def call_span(line: Mapping[str, Any], trajectory_id: str, number: int) -> Span:
         "gen_ai.request.model": request.get("model") or answer.get("model"),
         "gen_ai.request.temperature": request.get("temperature"),
         "gen_ai.response.id": first_in(answer, ("id", "responseId", "response_id")),
-        "creditflow.usage": first_in(answer, ("usage", "usageMetadata", "usage_metadata")),
         "prompt_token_ids": answer.get("prompt_token_ids"),
         "response_token_ids": first.get("token_ids"),
         "logprobs.content": mapping(first.get("logprobs")).get("content"),

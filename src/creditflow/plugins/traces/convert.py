@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import mul
@@ -256,7 +256,10 @@ def _steps(
             **call.info,
         }
         if call.media:
-            info["media"] = list(_media(call.media, originals))
+            # Prompts repeat the conversation, so an image of the first prompt is in every later one.
+            first = {marker: original for marker, original in call.media if marker not in originals}
+            originals |= first.keys()
+            info["media"] = {m: json.loads(dumped(first[m]) or "null") if m in first else None for m, _ in call.media}
         prompt_ids, response_ids = call.prompt_ids, call.response_ids
         if response_ids:
             info["tokens"] = "of the trace"
@@ -280,21 +283,6 @@ _shared = lru_cache(maxsize=128)(mul)
 def _spelled(messages: Sequence[Message]) -> str:
     """Messages as the recorder's `spelled` writes them; here every content is a text, which simplifies it."""
     return "\n\n".join([f"[{message['role']}]\n{message['content']}" for message in messages])
-
-
-def _media(media: Sequence[tuple[str, Any]], originals: set[str]) -> Iterator[dict[str, Any]]:
-    """The marker of each medium, with its original on first use in the trajectory (`originals` holds the hashes).
-
-    Prompts repeat the conversation, so an image of the first prompt is in every later one.
-    """
-    for marker, original in media:
-        text = dumped(original)
-        digest = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16]
-        entry: dict[str, Any] = {"marker": marker, "sha256": digest}
-        if digest not in originals:
-            originals.add(digest)
-            entry["original"] = json.loads(text) if text else None
-        yield entry
 
 
 def _parents(spans: TrajectorySpans, chosen: Selection, read: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:

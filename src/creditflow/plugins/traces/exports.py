@@ -133,7 +133,6 @@ def _langsmith_read(records: Sequence[Record]) -> Iterator[Span]:
             "gen_ai.request.model": metadata.get("ls_model_name"),
             "gen_ai.request.temperature": metadata.get("ls_temperature"),
             "gen_ai.response.id": outputs.get("id"),
-            "creditflow.usage": outputs.get("usage_metadata") or metadata.get("usage_metadata"),
             **{f"langsmith.metadata.{text_of(key)}": value for key, value in metadata.items()},
         }
         ids = run["id"], run.get("parent_run_id")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import base64
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -81,10 +82,6 @@ _BESIDE = ("reasoning_content", "reasoning", "thinking", "reasoning_details", "t
 """Keys of reasoning outside of the content: vLLM, SGLang and DeepSeek; OpenRouter; Ollama; LiteLLM."""
 WHY_ENDED = ("finish_reason", "finishReason", "stop_reason", "stopReason", "done_reason")
 """Keys of the reason why a response ended."""
-_GEMINI_TOKENS = ("candidatesTokenCount", "candidates_token_count")
-PROMPT_TOKENS = ("prompt_tokens", "input_tokens", "inputTokens", "promptTokenCount", "prompt_token_count")
-RESPONSE_TOKENS = ("completion_tokens", "output_tokens", "outputTokens", *_GEMINI_TOKENS)
-"""Keys of the token counts in an object of usage."""
 _BODY = frozenset(("content", "parts", "tool_calls", "function_call", "refusal"))
 _OF_A_MESSAGE = _BODY | _words(
     "role name id index type status tool_call_id object created model usage usageMetadata system_fingerprint metrics "
@@ -121,7 +118,7 @@ class ChatMessage:
     parts: list[Part]
     finish_reason: Any = None
     is_choice: bool = False
-    """Whether it is known to be one of several choices: it is numbered, or in a list of choices."""
+    """Whether it is numbered, as one of several choices."""
     name: str = ""
 
     @property
@@ -193,16 +190,13 @@ def are_messages(value: Any) -> bool:
     """Whether a decoded value holds messages, by all keys of each, rather than an answer in JSON."""
     if isinstance(value, list):
         return bool(value) and all(_is_message(item) or _is_typed(item) for item in value)
-    if not isinstance(value, dict):
-        return False
+    value = mapping(value)
     is_request = value.keys() <= _OF_A_REQUEST and isinstance(first_in(value, _PROMPTS), list)
     is_response = "role" not in value and any(isinstance(value.get(key), list) for key in _CHOICES)
     return is_request or is_response or _is_message(value)
 
 
 def _is_message(value: Any) -> bool:
-    if mapping(value).get("type") == "constructor":
-        return "kwargs" in value
     return _has_only_message_keys(value) and _role_of(value, "") in _ROLES
 
 
@@ -237,9 +231,6 @@ def prompt_of(request: Any, notes: Notes, *, nested: bool = False) -> list[ChatM
     items = list(listed(request))
     if len(items) == 1 and isinstance(items[0], LIST_TYPES):
         items = list(items[0])  # LangChain's list of requests
-    are_bare = all(isinstance(item, dict) and "role" not in item for item in items)
-    if are_bare and are_parts(items) and not any(_kind_of(item) in _ITEMS for item in items):
-        items = [{"content": items}]  # the parts of one message
     read = [{"role": "system", "content": system}, *items] if system else items
     return together(message_of(item, "user", notes, nested=nested) for item in read if item is not None)
 
@@ -273,10 +264,7 @@ def together(messages: Iterable[ChatMessage | None]) -> list[ChatMessage]:
 def responses_of(response: Any, notes: Notes, *, nested: bool = False) -> list[ChatMessage]:
     """The message of each choice of a response, in the form of any API, or the messages of a list."""
     choices = [choice for choice in choices_of(response) if choice is not None]
-    messages = [m for choice in choices if (m := message_of(choice, "assistant", notes, nested=nested)) is not None]
-    for message in messages if isinstance(response, Mapping) and len(messages) > 1 else ():
-        message.is_choice = True
-    return messages
+    return [m for choice in choices if (m := message_of(choice, "assistant", notes, nested=nested)) is not None]
 
 
 READERS = {"prompt": prompt_of, "response": responses_of}
@@ -376,8 +364,6 @@ def _unwrapped(raw: Mapping[str, Any], notes: Notes, *, nested: bool) -> Mapping
         inner = decoded if isinstance(decoded, dict) else {"content": decoded}
     if isinstance(inner, Mapping) and raw.get("role") is None:
         return _unwrapped({**inner}, notes, nested=False) if "lc" in inner else inner
-    if isinstance(inner, str) and "content" not in raw:
-        return {**raw, "content": inner}
     return mapping(raw.get("kwargs")) if raw.get("type") == "constructor" else raw
 
 
@@ -399,10 +385,8 @@ def _reasoning_beside(message: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _further(message: Mapping[str, Any]) -> Iterator[Any]:
-    """Further kinds of response content: OpenAI's refusal and audio with transcript, OpenRouter's images."""
-    yield message.get("refusal")
-    if audio := mapping(message.get("audio")):
-        yield from ({"type": "audio", **audio}, audio.get("transcript"))
+    """Further kinds of response content: OpenAI's refusal and transcript of audio, OpenRouter's images."""
+    yield from (message.get("refusal"), mapping(message.get("audio")).get("transcript"))
     for key in ("images", "files"):
         yield from listed(message.get(key))
 
@@ -557,10 +541,8 @@ _OUTPUTS = ("text", "json", "content", "error-text", "error-json")
 
 _MIME = frozenset(("mime_type", "mimeType", "media_type", "mediaType"))
 _OF_A_MEDIUM = _MIME | {"url"}
-_MIME_OR_FORMAT = (*sorted(_MIME), "format")
+_ABOUT_MEDIA = _MIME | {"type", "modality", "format", "detail"}
 _PAYLOADS = ("data", "bytes", "file_data", "content", "image", "audio", "blob", "b64_json", "base64")
-_ADDRESSES = ("url", "uri", "fileUri", "file_uri", "image_url", "audio_url", "video_url", "file_id", "fileId")
-_BASE64 = re.compile(r"[A-Za-z0-9+/_=\s-]+")
 
 
 def is_data_url(text: str) -> bool:
@@ -577,25 +559,19 @@ def _media(part: Raw, kind: str, notes: Notes) -> Iterator[Part]:
         yield Part("media", _medium(part, kind, part, notes))
 
 
-def _medium(part: Any, modality: str, original: Any, notes: Notes) -> str:
-    """The marker of an image, audio, video or file; the original goes to `notes`."""
+def _medium(part: Any, kind: str, original: Any, notes: Notes) -> str:
+    """The marker of an image, audio, video or file: its kind, and a hash of its longest text, the data or the address.
+
+    The original goes to `notes`.
+    """
     fields = dict(_fields(part, 0))
-    mime = text_of(first_in(fields, _MIME_OR_FORMAT))[:80]
-    payload, address = first_in(fields, _PAYLOADS), first_in(fields, _ADDRESSES)
-    for url in (payload, address):
-        if isinstance(url, str) and is_data_url(url):
-            head, _, payload = url.partition(",")
-            mime, address = head[5:].partition(";")[0] or mime, None
-    if isinstance(payload, str) and payload.startswith(("http://", "https://")):
-        payload, address = None, payload
-    kind = text_of(fields.get("modality")) or mime.partition("/")[0]
-    modality = kind if "modality" in fields or (modality == "file" and kind in _MEDIA) else modality
-    if mime and "/" not in mime and modality != "file":
-        mime = f"{modality}/{mime}"
-    about = [text_of(address)[:200] or mime] if payload is None else [mime, _size(payload)]
-    marker = ": ".join(filter(None, (modality[:40], ", ".join(filter(None, about)))))
-    notes.media.append((f"[{marker}]", original))
-    return f"[{marker}]"
+    longest = _spelled(max([value for key, value in fields.items() if key not in _ABOUT_MEDIA], key=len, default=""))
+    head, _, data = longest.partition(",") if is_data_url(longest) else ("", "", longest)
+    mime = head[5:] or text_of(first_in(fields, sorted(_MIME)))
+    kind = next(k for k in (fields.get("modality"), mime.partition("/")[0], kind) if k in _MEDIA)
+    marker = f"[{kind} {hashlib.sha256(data.encode(errors='replace')).hexdigest()[:12]}]"
+    notes.media.append((marker, original))
+    return marker
 
 
 def _fields(value: Any, depth: int) -> Iterator[tuple[str, Any]]:
@@ -603,22 +579,8 @@ def _fields(value: Any, depth: int) -> Iterator[tuple[str, Any]]:
     for key, inner in value.items():
         if isinstance(inner, dict) and depth < 3:
             yield from _fields(inner, depth + 1)
-        elif isinstance(inner, str | bytes) and inner:
+        elif isinstance(inner, str | bytes):
             yield text_of(key), inner
-
-
-def _size(payload: str | bytes) -> str:
-    """The size of a base64 or binary payload; empty for other text (such as a note that data was removed)."""
-    if isinstance(payload, bytes):
-        size = len(payload)
-    elif not _BASE64.fullmatch(payload[:256]):
-        return ""
-    else:
-        size = len(payload) * 3 // 4 - payload[-2:].count("=")
-    for unit, factor in (("MB", 1_000_000), ("kB", 1_000)):
-        if size >= factor:
-            return f"{size / factor:.{int(size < 10 * factor)}f} {unit}"
-    return f"{size} B"
 
 
 def shortened(value: Any, notes: Notes, depth: int = 0) -> Any:

@@ -17,13 +17,11 @@ from typing import Any, Literal
 
 from creditflow.data import Message
 from creditflow.plugins.traces.conventions import conventions
-from creditflow.plugins.traces.conventions.base import AgentSpan, Convention, Meaning, ModelCall
+from creditflow.plugins.traces.conventions.base import AgentSpan, Convention, EventKind, Meaning, ModelCall
 from creditflow.plugins.traces.messages import (
     NOT_PLAIN,
     OF_A_TEXT,
-    PROMPT_TOKENS,
     READERS,
-    RESPONSE_TOKENS,
     ChatMessage,
     Notes,
     Raw,
@@ -147,8 +145,7 @@ class _AttributeNames:
         self.reward_readers = [
             c.rewards
             for c in conventions()
-            if c.rewards is not None
-            and (there & set(c.reward_attributes) or any(f"{key}.".startswith(c.reward_prefixes) for key in keys))
+            if c.rewards is not None and any(f"{key}.".startswith(c.reward_prefixes) for key in keys)
         ]
         """Readers of the rewards that the attributes may give."""
 
@@ -241,7 +238,7 @@ def _model_call(span: Span, names: _AttributeNames) -> ModelCall:
     temperature = names.first(attributes, "temperature")
     if temperature is None and names.present["parameters"]:
         temperature = mapping(json_of(names.first(attributes, "parameters"))).get("temperature")
-    if isinstance(temperature, int | float) and 0 <= temperature < _HOTTEST:
+    if isinstance(temperature, int | float) and 0 <= temperature < _LARGEST:
         call.temperature = float(temperature)
     call.prompt_ids, call.response_ids = _token_ids(names.first(attributes, "prompt_ids")), response_ids
     if names.present["logprobs"]:
@@ -359,29 +356,20 @@ def _why_unusable(attributes: Mapping[str, Any], messages: Sequence[Message], un
     """The reason why a call without a response cannot be a step, with the names of unknown forms or attributes."""
     if unknown:
         return f"its response is in a form that is not known: {', '.join(unknown)[:200]}"
-    form = _LIKE_RESPONSE if messages else _LIKE_CONTENT
-    others = sorted(key for key, v in attributes.items() if v and isinstance(v, _HOLDERS) and form.search(key))
+    others = sorted(key for key, v in attributes.items() if v and isinstance(v, _HOLDERS) and _LIKE_TEXT.search(key))
     why = "no response was recorded" if messages else "neither messages nor a response were recorded"
     why += "" if messages and not others else " in a form that is known"
     return f"{why}: it has {', '.join(others)[:200]}" if others else why
 
 
 _HOLDERS = (str, *LIST_TYPES, dict)
-_RESPONSE = "output|completion|response|generation|result"
-_LIKE_RESPONSE = re.compile(rf"({_RESPONSE})s?(\.value)?$", re.IGNORECASE)
-_LIKE_CONTENT = re.compile(rf"({_RESPONSE}|input|prompt|request|message|content)s?(\.value)?$", re.IGNORECASE)
-"""Names of attributes that may hold prompts or responses."""
+_LIKE_TEXT = re.compile(r"(output|completion|response|generation|result|request|message|content)s?(\.value)?$", re.I)
+"""Names of attributes that may hold messages."""
 
 
 def _info(span: Span, names: _AttributeNames, reason: Any) -> dict[str, Any]:
     attributes = span.attributes
     info: dict[str, Any] = {}
-    usage = mapping(json_of(names.first(attributes, "usage"))) if names.present["usage"] else {}
-    for name, keys in (("prompt_tokens", PROMPT_TOKENS), ("completion_tokens", RESPONSE_TOKENS)):
-        count = names.first(attributes, name)
-        count = count if type(count) is int else first_in(usage, keys)
-        if type(count) is int:
-            info[name] = count
     for key in () if reason else names.present["finish_reason"]:
         reason = reason or next(iter(listed(json_of(attributes[key]))), None)
     if isinstance(reason, str):
@@ -411,21 +399,18 @@ def _from_events(events: Sequence[SpanEvent], side: _Side, notes: Notes) -> list
 
 
 @cache
-def _event_kinds() -> Mapping[str, tuple[str, str]]:
+def _event_kinds() -> Mapping[str, tuple[EventKind, str]]:
     """Event name to its kind and role."""
-    kinds = dict.fromkeys(_values("call_events"), ("call", ""))
-    for convention in conventions():
-        kinds |= {name: ("prompt", role) for name, role in convention.prompt_events.items()}
-        kinds |= {name: ("response", role) for name, role in convention.response_events.items()}
-    return kinds
+    return {name: event for convention in conventions() for name, event in convention.events.items()}
 
 
-def message_kind(event: SpanEvent) -> str:
+def message_kind(event: SpanEvent) -> EventKind:
     """`call` if an event holds all messages of a call, `prompt` or `response` if it is one message; else empty."""
     return _event_kinds().get(event.name, ("", ""))[0]
 
 
-_HOTTEST = 1e6
+_LARGEST = 1e6
+"""The limit of temperatures and log-probabilities."""
 
 
 def _token_ids(value: Any) -> tuple[int, ...]:
@@ -449,10 +434,7 @@ _HIGHEST = 3 if sys.byteorder == "little" else 0
 def _logprobs(value: Any) -> tuple[float, ...]:
     """Log-probabilities from OpenAI's list of tokens; empty if any is missing."""
     values = [token.get("logprob") if isinstance(token, dict) else token for token in listed(json_of(value))]
-    try:
-        numbers = tuple(float(value) for value in values if isinstance(value, int | float))
-    except OverflowError:
-        return ()
+    numbers = tuple(float(value) for value in values if isinstance(value, int | float) and abs(value) < _LARGEST)
     return numbers if len(numbers) == len(values) else ()
 
 
@@ -460,9 +442,13 @@ def _logprobs(value: Any) -> tuple[float, ...]:
 
 
 def _agent_node(attributes: Mapping[str, Any], names: _AttributeNames) -> str:
-    if not names.present["agent_attributes"]:
-        return ""
-    return next((name for read in _values("agent_node") if (name := read(attributes))), "")
+    for attribute, key in names.present["agent_keys"]:
+        value = attributes[attribute]
+        if key:
+            value = mapping(json_of(value)).get(key) if isinstance(value, str) and key in value else None
+        if name := text_of(value):
+            return name
+    return ""
 
 
 _TEAM_ID = re.compile(r"_[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")

@@ -175,26 +175,16 @@ def expect_spans(values: Iterable[Any], where: str) -> list[dict[str, Any]]:
         if not (isinstance(record, dict) and ("span_id" in record or not _OTLP.isdisjoint(record))):
             keys = list(record) if isinstance(record, dict) else []
             content = f"an object with {', '.join(map(repr, keys[:5]))}" if keys else repr(record)
-            form = next((f"; this looks like {form}, which is not read" for key, form in _NOT_READ if key in keys), "")
             raise DataError(
                 f"{place}: expected OTLP (`resourceSpans`, `resourceLogs`), Agent Lightning's spans (`span_id`), an "
                 "export of LangSmith, Langfuse, MLflow or Phoenix, or a log of chats (`messages`, or `request` and "
-                f"`response`), got {content[:300]}{form}"
+                f"`response`), got {content[:300]}"
             )
     return [record for _, record in records]
 
 
 _OTHER_SIGNALS = frozenset(("resourceMetrics", "resourceProfiles"))
 _OTLP = frozenset(("resourceSpans", "resourceLogs"))
-_NOT_READ = (
-    ("observations", "an export of Langfuse's page"),
-    ("conversations", "ShareGPT's conversations"),
-    ("resource_spans", "OTLP with names in snake_case"),
-    ("context", "spans of OpenTelemetry's console exporter"),
-    ("processes", "a trace of Jaeger"),
-    ("data", "a page of another program's records"),
-)
-"""Unsupported forms after a key that only they have, for the error message."""
 
 
 def from_json(values: Iterable[Any], where: str = "spans") -> list[Span]:
@@ -316,18 +306,13 @@ def from_readable(spans: Sequence[Any], logs: Sequence[Any] = ()) -> list[Span]:
 _MISSING = "OTLP needs opentelemetry-exporter-otlp-proto-common: pip install 'creditflow[traces]'"
 
 
-def from_otlp_protobuf(data: bytes) -> list[Span]:
-    """Read spans from OTLP messages in protobuf.
+def protobuf_messages(data: bytes, where: str) -> list[dict[str, Any]]:
+    """Decode OTLP in protobuf to messages in JSON form.
 
     `data` is one message (TracesData, LogsData, or an export request, which has the same bytes) or a sequence of
     messages, each after its length in four bytes, as collectors write them to files. Raises DataError for other bytes,
     InputError if opentelemetry-proto is not installed.
     """
-    return from_json(protobuf_messages(data, "spans"))
-
-
-def protobuf_messages(data: bytes, where: str) -> list[dict[str, Any]]:
-    """Decode the bytes that `from_otlp_protobuf` accepts to OTLP messages in JSON form."""
     try:
         from google.protobuf.json_format import MessageToDict
         from google.protobuf.message import DecodeError
@@ -452,20 +437,9 @@ def _of_agent_lightning(get: Callable[[str], Any]) -> Span:
     status, resource = _plain(get("status")), _plain(get("resource"))
     ids = trace, text_of(get("span_id")), text_of(get("parent_id") or None) or None
     times = nanoseconds(get("start_time")), nanoseconds(get("end_time"))
-    events = [_event(_plain(event)) for event in items_of(raw)] if (raw := get("events")) else []
-    links = [_link(_plain(link)) for link in items_of(raw)] if (raw := get("links")) else []
     error = text_of(status.get("description") or "error") if status.get("status_code") == "ERROR" else ""
     values, of_resource = _plain(get("attributes")), _plain(resource.get("attributes"))
-    return Span(*ids, text_of(get("name")), *times, values, events, links, error, of_resource, trace_id)
-
-
-def _event(raw: Mapping[str, Any]) -> SpanEvent:
-    return SpanEvent(text_of(raw.get("name")), _plain(raw.get("attributes")))
-
-
-def _link(raw: Mapping[str, Any]) -> Link:
-    context = _plain(raw.get("context"))
-    return Link(text_of(context.get("trace_id")), text_of(context.get("span_id")))
+    return Span(*ids, text_of(get("name")), *times, values, error=error, resource=of_resource, trace_id=trace_id)
 
 
 def _plain(value: Any) -> Mapping[str, Any]:

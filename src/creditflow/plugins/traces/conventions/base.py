@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from creditflow.data import Message
 from creditflow.plugins.traces.messages import Form, Raw
 from creditflow.plugins.traces.spans import Reward, Span, SpanEvent
 
-Attributes = Mapping[str, Any]
 Entries = Callable[[str], list[Raw]]
 """Reads a numbered list of attributes: `entries("evaluations")` has one object per number."""
 Values = tuple[tuple[str, tuple[Any, ...]], ...]
@@ -36,7 +35,7 @@ class ModelCall:
     response_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     info: dict[str, Any] = field(default_factory=dict)
-    """Token counts, finish reason and error, for `Step.info`."""
+    """Finish reason and error, for `Step.info`."""
     spoken: str = ""
     """The response without its reasoning, as other agents read it."""
     scope: str = ""
@@ -71,6 +70,8 @@ class AgentSpan:
 Meaning = ModelCall | Reward | AgentSpan
 
 
+EventKind = Literal["call", "prompt", "response", ""]
+"""An event with all messages of a call, with those of one side, or another one."""
 RewardReader = Callable[[Span, Entries], Iterable[Reward]]
 
 
@@ -118,11 +119,9 @@ class Convention:
     repr_scopes: tuple[str, ...] = ()
     """Instrumentation scopes that write a tool-calling message as Python prints it."""
 
-    call_events: tuple[str, ...] = ()
-    """Names of events that each hold all messages of a call, as attributes at the places of any convention."""
-    prompt_events: Mapping[str, str] = field(default_factory=dict)
-    """Event name to the role of the prompt message in its body; an empty role: the messages are in its attributes."""
-    response_events: Mapping[str, str] = field(default_factory=dict)
+    events: Mapping[str, tuple[EventKind, str]] = field(default_factory=dict)
+    """Event name to its kind, and to the role of the message in its body; an empty role: the messages are in its
+    attributes, at the places of any convention."""
 
     prompt_ids: tuple[str, ...] = ()
     """Attributes of token ids, in order of precedence; likewise the next fields."""
@@ -134,10 +133,6 @@ class Convention:
     temperature: tuple[str, ...] = ()
     parameters: tuple[str, ...] = ()
     """Attributes of all sampling parameters as JSON."""
-    prompt_tokens: tuple[str, ...] = ()
-    completion_tokens: tuple[str, ...] = ()
-    usage: tuple[str, ...] = ()
-    """Attributes with both token counts as JSON, read if there is no attribute for one."""
     finish_reason: tuple[str, ...] = ()
     n_choices: tuple[str, ...] = ()
     """Attributes of the number of responses that were requested."""
@@ -150,17 +145,13 @@ class Convention:
     """Agent names to ignore."""
     agent_kinds: tuple[tuple[str, tuple[Any, ...], tuple[str, ...]], ...] = ()
     """Attribute, the values that mark an agent span, and the attributes of its name; an empty one: the span's name."""
-    agent_node: Callable[[Attributes], str] | None = None
-    """The agent's name from further data on any span, read last; empty if missing."""
-    agent_attributes: tuple[str, ...] = ()
-    """Attributes that `agent_node` reads."""
+    agent_keys: tuple[tuple[str, str], ...] = ()
+    """Attributes of the agent's name on any span, read last, each with its key in JSON; an empty one: the whole."""
 
     rewards: RewardReader | None = None
-    """Reads the rewards of a span of any kind that has `reward_prefixes`, `reward_attributes` or events. A reward
-    without links belongs to the span."""
+    """Reads the rewards of a span of any kind that has `reward_prefixes` or events. A reward without links
+    belongs to the span."""
     reward_prefixes: tuple[str, ...] = ()
-    """Names, and beginnings of names that end with a dot, of attributes that are rewards."""
-    reward_attributes: tuple[str, ...] = ()
-    """Further attributes that may be."""
+    """Names, and beginnings of names that end with a dot, of attributes that may be rewards."""
     is_reward_event: Callable[[SpanEvent], bool] | None = None
     """Whether `rewards` reads an event."""

@@ -22,7 +22,6 @@ def _own_rewards(span: Span, entries: Entries) -> Iterator[Reward]:
 OWN = Convention(
     name="creditflow",
     precedence=0,
-    usage=("creditflow.usage",),
     call_agent=("creditflow.agent",),
     span_agent=("creditflow.agent",),
     rewards=_own_rewards,
@@ -76,12 +75,10 @@ OTEL = Convention(
     prompt=(Place("gen_ai.input.messages"), Place("gen_ai.system_instructions", key="system", shared=True)),
     response=(Place("gen_ai.output.messages"),),
     repr_scopes=("opentelemetry.instrumentation.openai_agents",),
-    call_events=("gen_ai.client.inference.operation.details",),
+    events={"gen_ai.client.inference.operation.details": ("call", "")},
     response_id=("gen_ai.response.id",),
     model=("gen_ai.request.model", "gen_ai.response.model"),
     temperature=("gen_ai.request.temperature",),
-    prompt_tokens=("gen_ai.usage.input_tokens",),
-    completion_tokens=("gen_ai.usage.output_tokens",),
     finish_reason=("gen_ai.response.finish_reasons",),
     n_choices=("gen_ai.request.choice.count",),
     call_agent=("gen_ai.agent.name",),
@@ -119,8 +116,6 @@ TRACELOOP = Convention(
     prompt_list="gen_ai.prompt",
     response_list="gen_ai.completion",
     has_nested_parts=True,
-    prompt_tokens=("gen_ai.usage.prompt_tokens",),
-    completion_tokens=("gen_ai.usage.completion_tokens",),
     finish_reason=("llm.finish_reason",),
     agent_kinds=((_TRACELOOP_KIND, ("agent",), ("traceloop.entity.name",)),),
 )
@@ -132,11 +127,12 @@ EVENTS = Convention(
     precedence=80,
     prompt=(Place("gen_ai.prompt", "either", shared=True),),
     response=(Place("gen_ai.completion", "either"),),
-    prompt_events={
-        **{f"gen_ai.{role}.message": role for role in ("system", "user", "assistant", "tool")},
-        "gen_ai.content.prompt": "",
+    events={
+        **{f"gen_ai.{role}.message": ("prompt", role) for role in ("system", "user", "assistant", "tool")},
+        "gen_ai.content.prompt": ("prompt", ""),
+        "gen_ai.choice": ("response", "assistant"),
+        "gen_ai.content.completion": ("response", ""),
     },
-    response_events={"gen_ai.choice": "assistant", "gen_ai.content.completion": ""},
 )
 
 CONVENTIONS = (OWN, OTEL, KERNEL, AGENTOPS, TRACELOOP, EVENTS)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from creditflow.plugins.traces.conventions.base import Attributes, Convention, Entries, Place
-from creditflow.plugins.traces.messages import json_of
-from creditflow.plugins.traces.spans import NO_SCORE, Reward, RewardWithoutNumber, Span, Target, mapping, text_of
+from creditflow.plugins.traces.conventions.base import Convention, Entries, Place
+from creditflow.plugins.traces.spans import NO_SCORE, Reward, RewardWithoutNumber, Span, Target, text_of
 
 # OpenInference (Arize Phoenix).
 _OPENINFERENCE_KIND = "openinference.span.kind"
@@ -40,14 +39,14 @@ OPENINFERENCE = Convention(
     response_list="llm.output_messages",
     model=("llm.model_name",),
     parameters=("llm.invocation_parameters",),
-    prompt_tokens=("llm.token_count.prompt",),
-    completion_tokens=("llm.token_count.completion",),
     call_agent=("agent.name",),
     span_agent=("agent.name",),
     agent_kinds=((_OPENINFERENCE_KIND, ("AGENT",), ("graph.node.id", "")),),
     rewards=_openinference_rewards,
-    reward_prefixes=tuple(f"{prefix}{name}." for name in _OPENINFERENCE_LISTS for prefix in ("", "trace.")),
-    reward_attributes=(_OPENINFERENCE_KIND,),
+    reward_prefixes=(
+        *(f"{prefix}{name}." for name in _OPENINFERENCE_LISTS for prefix in ("", "trace.")),
+        f"{_OPENINFERENCE_KIND}.",
+    ),
 )
 
 
@@ -55,18 +54,11 @@ OPENINFERENCE = Convention(
 _LANGGRAPH_NODE = "traceloop.association.properties.langgraph_node"
 
 
-def _langgraph_node(attributes: Attributes) -> str:
-    metadata = attributes.get("metadata")
-    data = json_of(metadata) if isinstance(metadata, str) and "langgraph_node" in metadata else None
-    return text_of(mapping(data).get("langgraph_node")) or text_of(attributes.get(_LANGGRAPH_NODE))
-
-
 LANGGRAPH = Convention(
     name="langgraph",
     precedence=45,
     call_agent=(_LANGGRAPH_NODE,),
-    agent_node=_langgraph_node,
-    agent_attributes=("metadata", _LANGGRAPH_NODE),
+    agent_keys=(("metadata", "langgraph_node"), (_LANGGRAPH_NODE, "")),
 )
 
 
@@ -101,8 +93,7 @@ LIGHTNING = Convention(
     span_agent=("recipient_agent_type", "langchain.chain.type", "executor.id"),
     agent_kinds=(("type", ("agent",), ("agentlightning.operation.input.name",)),),
     rewards=_lightning_rewards,
-    reward_prefixes=(f"{_LIGHTNING}.",),
-    reward_attributes=("agentlightning.operation.name",),
+    reward_prefixes=(f"{_LIGHTNING}.", "agentlightning.operation.name."),
 )
 
 
@@ -132,7 +123,6 @@ MLFLOW = Convention(
     response=(Place("mlflow.spanOutputs", shared=True),),
     model=("mlflow.llm.model",),
     parameters=(_MLFLOW_INPUTS,),
-    usage=("mlflow.chat.tokenUsage",),
     agent_kinds=((_MLFLOW_KIND, ("AGENT", '"AGENT"'), ("name", "")),),
 )
 
@@ -167,7 +157,6 @@ LANGFUSE = Convention(
     response=(Place("langfuse.observation.output", "either", shared=True),),
     model=("langfuse.observation.model.name",),
     parameters=("langfuse.observation.model.parameters",),
-    usage=("langfuse.observation.usage_details",),
     agent_kinds=((_LANGFUSE_KIND, ("agent", "AGENT"), ("",)),),
 )
 
