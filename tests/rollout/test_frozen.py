@@ -199,7 +199,7 @@ AGENTS = {"writer": AgentSpec(system="Write."), "critic": AgentSpec(system="Judg
 
 async def solve(task: Task, team: Team) -> str:
     draft = await team.writer(f"say {task.text}")
-    verdict = await team.critic(f"Is {draft} good?", max_tokens=16, info={"about": draft.text})
+    verdict = await team.critic(f"Is {draft} good?", max_tokens=16, temperature=0.0, info={"about": draft.text})
     return await team.writer(f"say {verdict}-then")
 
 
@@ -225,14 +225,14 @@ def test_frozen_step_has_text_and_parents_without_tokens() -> None:
         ("writer", "word0"), ("critic", "Yes"), ("writer", "Yes-then"),
     ]  # fmt: skip
     step = trajectory.steps[1]
-    assert (step.policy, step.policy_version, step.parents, step.temperature) == ("big", 0, (0,), 1.0)
+    assert (step.policy, step.policy_version, step.parents, step.temperature) == ("big", 0, (0,), 0.0)
     assert step.prompt == "[system]\nJudge.\n\n[user]\nIs word0 good?"
     assert step.prompt_ids == step.response_ids == step.response_mask == step.logprobs == ()
     assert step.info == {"prompt_tokens": 9, "completion_tokens": 1, "about": "word0"}
     assert server.requests[0].body["messages"] == [
         {"role": "system", "content": "Judge."}, {"role": "user", "content": "Is word0 good?"},
     ]  # fmt: skip
-    assert server.requests[0].body["max_tokens"] == 16
+    assert (server.requests[0].body["max_tokens"], server.requests[0].body["temperature"]) == (16, 0.0)
     assert trajectory.steps[2].response_ids
 
 

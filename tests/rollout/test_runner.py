@@ -15,8 +15,6 @@ from creditflow.data import Task, Trajectory
 from creditflow.errors import AgentError, ConfigError, CreditflowError
 from creditflow.rollout import (
     AgentSpec,
-    ChatClient,
-    ChatReply,
     Generation,
     GenerationRequest,
     Rollout,
@@ -324,30 +322,6 @@ def test_cancelled_rollout_leaves_no_pending_call() -> None:
         return generator.in_flight
 
     assert asyncio.run(main()) == 0
-
-
-def test_agent_of_another_policy_is_batched_separately() -> None:
-    class Remote(ChatClient):
-        def __init__(self) -> None:
-            self.calls: list[tuple[list[dict[str, str]], int, float, tuple[int, ...]]] = []
-
-        async def chat(self, messages, *, max_tokens, temperature, seed):  # type: ignore[no-untyped-def]
-            self.calls.append((list(messages), max_tokens, temperature, seed))
-            return ChatReply("two", "stop")
-
-    async def solve(task: Task, team: Team) -> str:
-        first = await team.a("say one")
-        return await team.far([{"role": "assistant", "content": first.text}], temperature=0.0, max_tokens=5)
-
-    client, remote = EchoClient(), Remote()
-    agents = {**AGENTS, "far": AgentSpec(policy="far")}
-    scheduler = Scheduler({"default": client, "far": remote})
-    (trajectory,) = run_team(solve, agents, scheduler)
-    assert client.batches == [1]
-    assert remote.calls == [([{"role": "assistant", "content": "one"}], 5, 0.0, (0, 1))]
-    assert trajectory.steps[1].prompt == "[assistant]\none"
-    assert trajectory.steps[1].info == {}
-    assert trajectory.answer == "two"
 
 
 def refusal(workflow: Workflow) -> str:

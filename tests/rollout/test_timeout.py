@@ -25,6 +25,7 @@ from creditflow.rollout import (
 from creditflow.rollout.endpoint import Endpoint
 from creditflow.rollout.recorder import Sampling
 from tests.builders import Replies, rollout_of
+from tests.paths import TOY
 from tests.rewards.processes import HANG_S
 
 AGENTS = {"writer": AgentSpec(), "far": AgentSpec(policy="far")}
@@ -258,12 +259,8 @@ def test_timeout_outcome_masks_or_counts_zero(end):
     assert metrics["rollout/agent_error_frac"] == pytest.approx(1 / 3 if zero else 0)
 
 
-TEAM = """
+LATE = """
 import asyncio
-from creditflow import Task, outcome
-
-def make_tasks(split, recipe):
-    return [Task("toy", ({"role": "user", "content": f"Say {i}."},), i) for i in range(2)]
 
 async def solve(task, team):
     draft = await team.writer(task.text)
@@ -271,28 +268,14 @@ async def solve(task, team):
         asyncio.get_running_loop().pass_(31)
         await asyncio.Event().wait()
     return draft
-
-@outcome
-def right(trajectory):
-    return 1.0
-"""
-RECIPE = """
-data: {train_files: "team.py:make_tasks", train_batch_size: 2, max_prompt_length: 64, max_response_length: 4}
-actor_rollout_ref:
-  model: {path: tiny}
-  actor: {ppo_mini_batch_size: 2}
-  rollout: {n: 2, timeout_s: 30}
-team: {workflow: "team.py:solve", agents: {writer: {}}}
-reward: {backend: inline, functions: [{fn: "team.py:right"}]}
-trainer: {device: cpu, num_threads: 1}
 """
 
 
 @pytest.fixture
 def recipe(tmp_path):
-    (tmp_path / "team.py").write_text(TEAM)
-    (tmp_path / "recipe.yaml").write_text(RECIPE)
-    return lambda *overrides: load_recipe(tmp_path / "recipe.yaml", overrides)
+    (tmp_path / "late.py").write_text(LATE)
+    options = ["recipe.tasks=2", f"team.workflow={tmp_path}/late.py:solve", "actor_rollout_ref.rollout.timeout_s=30"]
+    return lambda *overrides: load_recipe(TOY, [*options, "reward.backend=inline", *overrides])
 
 
 def test_local_engine_fails_late_rollouts_alone(recipe):
@@ -337,9 +320,3 @@ def test_verl_runner_fails_late_rollouts_alone(recipe, end):
     assert (fine.status, fine.outcome.value) == ("ok", 1)
     assert (late.status, late.info["timed_out"]) == ("failed" if end == "mask" else "ok", 30)
     assert late.outcome is None if end == "mask" else late.outcome.value == 0
-
-
-def test_recipe_sets_the_time_limit(recipe):
-    sampling = build_components(recipe("actor_rollout_ref.rollout.timeout_outcome=zero")).sampling
-    assert (sampling.timeout_s, sampling.timeout_outcome) == (30, "zero")
-    assert Sampling().timeout_s == 600

@@ -224,15 +224,6 @@ def test_parent_of_a_tool_result_is_the_calling_step():
     assert [step.parents for step in made.steps] == [(), (0,), (1,), (0,)]
 
 
-def test_text_from_the_task_is_not_a_parent():
-    async def ask(client):
-        for text in ("Option A, Option B or C?", "Option A, Option B or C? Why?", "Option A, Option B or C? Sure?"):
-            await chat(client, messages=user(text))
-
-    made = once(ask, model=Answers(lambda prompt: "Option B" if prompt.endswith("C?") else "because"))
-    assert [step.parents for step in made.steps] == [(), (0,), (1,)]
-
-
 def test_choices_share_parents_and_the_next_call_uses_all():
     async def ask(client):
         await chat(client)

@@ -1,6 +1,5 @@
 """OpenAI's wire format: the fields of a request, refused and ignored fields, and the ids in an answer."""
 
-import copy
 import json
 
 import openai
@@ -13,9 +12,8 @@ from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.models.tiny import tiny_byte_model
 from creditflow.errors import AgentError, ConfigError
 from creditflow.rollout import AgentSpec
-from creditflow.rollout.http.dialects import REFUSED_FIELDS
 from creditflow.rollout.http.dialects.openai_chat import ChatRequest
-from creditflow.rollout.http.requests import RefusedError, parsed
+from creditflow.rollout.http.requests import parsed
 from creditflow.rollout.tools import Tool
 from tests.rollout.http.test_server import (
     CALL,
@@ -31,10 +29,8 @@ from tests.rollout.http.test_server import (
     user,
     with_client,
 )
-from tests.rollout.test_chat_tokenizer import LLAMA
+from tests.rollout.test_chat_tokenizer import CLIENTS, PARQUET
 from tests.test_examples import FOLDER
-
-CHOSEN = {"type": "function", "function": {"name": "add"}}
 
 
 def asked(**fields) -> ChatRequest:
@@ -43,47 +39,11 @@ def asked(**fields) -> ChatRequest:
 
 # Messages
 
-DUMPED = {"refusal": None, "annotations": None, "audio": None, "function_call": None, "tool_calls": None}
 
-
-@pytest.mark.parametrize("nulls", [DUMPED, {"tool_calls": []}, {"name": None, "reasoning_content": None}])
+@pytest.mark.parametrize("nulls", [CLIENTS, PARQUET, {"tool_calls": []}])
 def test_null_keys_of_clients_are_accepted(nulls):
-    reply = [{"role": "assistant", "content": "x", **nulls}]
-    model = Templated()
-    model.chat.tokenizer = copy.deepcopy(model.chat.tokenizer)
-    model.chat.tokenizer.chat_template = LLAMA
-    _, trajectory = answered(model, {"writer": AgentSpec()}, messages=[*HELLO, *reply, *HELLO])
-    prompt = "<|user|>hello<|end|><|assistant|>x<|end|><|user|>hello<|end|><|assistant|>"
-    assert trajectory.steps[0].prompt == prompt
-    assert asked(messages=[*HELLO, *reply]).conversation == [*HELLO, {"role": "assistant", "content": "x"}]
-
-
-# Fields that change the sampling
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("typical_p", 0.2),
-        ("do_sample", False),
-        ("grammar", "root ::= x"),
-        ("response_schema", {}),
-        ("response_format", {"type": "json_object"}),
-        ("tool_choice", "required"),
-        ("tool_choice", CHOSEN),
-    ],
-)
-def test_sampling_field_is_refused_unless_allowed(name, value):
-    request = asked(**{name: value})
-    with pytest.raises(RefusedError, match=rf"^{name}: expected .* team\.ignored_fields: \[{name}\]"):
-        request.ignored()
-    with pytest.raises(RefusedError):
-        request.ignored(REFUSED_FIELDS - {name})
-    assert request.ignored({name}) == (name,)
-
-
-def test_null_fields_have_no_effect():
-    assert asked(**dict.fromkeys(REFUSED_FIELDS)).ignored() == ()
+    reply = {"role": "assistant", "content": "x", **nulls}
+    assert asked(messages=[*HELLO, reply]).conversation == [*HELLO, {"role": "assistant", "content": "x"}]
 
 
 def test_ignored_fields_are_recorded_with_the_step():
