@@ -14,7 +14,6 @@ def apply() -> None:
     after_import("verl.utils.fsdp_utils", _pin_no_memory)
     after_import("verl.utils.model", _ask_for_no_flash_attention)
     after_import("vllm._custom_ops", _keep_linear_weights)
-    after_import("verl.workers.rollout.vllm_rollout.vllm_rollout", _allow_to_skip_weights)
 
 
 def _name_gloo_once(distributed: ModuleType) -> None:
@@ -39,23 +38,6 @@ def _keep_linear_weights(custom_ops: ModuleType) -> None:
     vLLM's own `reload_weights` copes with packed weights; verl calls `load_weights`. Generation is slower without.
     """
     custom_ops._supports_onednn = False
-
-
-def _allow_to_skip_weights(vllm_rollout: ModuleType) -> None:
-    """Send no weights to vLLM with `rollout.custom.weight_sync=false`, only their version: a control for tests."""
-    adapter = vllm_rollout.ServerAdapter
-    original = adapter.update_weights
-
-    async def update_weights(self: Any, weights: Any, global_steps: int | None = None, **options: Any) -> None:
-        if (self.config.custom or {}).get("weight_sync", True):
-            await original(self, weights, global_steps=global_steps, **options)
-        else:
-            for _ in weights:  # gathering a weight needs all ranks
-                pass
-            self._ensure_server_handle()
-            await self.server_handle.set_global_steps.remote(global_steps)
-
-    adapter.update_weights = update_weights
 
 
 def _ask_for_no_flash_attention(model: ModuleType) -> None:
