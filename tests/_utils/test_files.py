@@ -56,15 +56,6 @@ def test_failing_writer_leaves_the_file_unchanged(tmp_path: Path, old: str | Non
     assert names(tmp_path) == (["a.txt"] if old else [])
 
 
-def test_file_cannot_replace_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "inside").write_text("kept")
-    with pytest.raises(OSError, match="directory"):
-        write_whole(tmp_path / "a", lambda path: path.write_text("new"))
-    assert (tmp_path / "a" / "inside").read_text() == "kept"
-    assert names(tmp_path) == ["a"]
-
-
 # make_whole
 
 
@@ -80,6 +71,7 @@ def test_write_named_error_names_the_option(tmp_path: Path) -> None:
     assert (tmp_path / "deep" / "a.txt").read_text() == "a"
     with pytest.raises(InputError, match=f"-o: {tmp_path / 'deep'} cannot be written: Is a directory"):
         write_named(tmp_path / "deep", lambda path: path.write_text("a"), "-o")
+    assert (names(tmp_path), names(tmp_path / "deep")) == (["deep"], ["a.txt"])
 
     def full(path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

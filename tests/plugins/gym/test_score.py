@@ -63,23 +63,11 @@ def solved_tasks() -> Iterator[tuple[str, Task, str]]:
             yield family, task, SOLUTIONS[family](entry["metadata"]) if family in SOLUTIONS else entry["answer"]
 
 
-@pytest.mark.parametrize(
-    "family",
-    ["chain_sum", "gcd", "syllogism", "products", "complex_arithmetic", "countdown", "simple_integration", "n_queens"],
-)
-def test_familys_own_scorer_decides(family):
-    task = task_of(f"{family}?size=1")
-    right = str(task.ground_truth)
-    assert score(task, right).value == 1.0
-    assert score(task, f"I think: <answer>{right}</answer>").value == 1.0
-    assert score(task, f"so\n#### {right}").value == 1.0
-    assert score(task, "", strict=True).value == 0.0
-    assert score(task, "zzz", strict=True).value == 0.0
-    assert score(task, None).value == 0.0
-
-
 def test_strict_gives_full_marks_only():
     task = task_of("gcd?size=1")
+    assert score(task, None).value == 0.0
+    for form in ("{}", "I think: <answer>{}</answer>", "so\n#### {}"):
+        assert score(task, form.format(task.ground_truth)).value == 1.0
     assert 0 < score(task, f"it is {task.ground_truth}").value < 1
     assert score(task, f"it is {task.ground_truth}", strict=True).value == 0.0
 
