@@ -40,7 +40,7 @@ _NUMBER = rf"(?:[$\u20ac\u00a3]?{_DECIMAL}|\\[dt]?frac\{{[0-9]+\}}\{{[0-9]+\}})[
 _SIGN = r"\s?(?:[-+*/^\u00d7\u00b7]|\\times|\\cdot)\s?\{?"
 _SCALE = r"\$?(?:\s?\\?%|\s(?:hundred|thousand|(?:m|b|tr)illion)\b)"
 # no exponent and no subscript; also a mixed number
-_START = r"(?<![\w.^])(?<![\^_]\{)(?<![\^_{]-)(?:(?<![\w)])-)?(?:[0-9]{1,9}\s?(?=[0-9]+\s?/\s?[0-9]|\\[dt]?frac))?"
+_START = r"(?<![\w^])(?<!\d\.)(?<![\^_]\{)(?<![\^_{]-)(?:(?<![\w)])-)?(?:\d{1,9}\s?(?=[0-9]+\s?/\s?[0-9]|\\[dt]?frac))?"
 _CALCULATION = rf"{_START}{_NUMBER}(?:{_SIGN}-?{_NUMBER}\}}?){{0,50}}(?:{_SCALE})?"
 _CALCULATIONS = re.compile(rf"{_CALCULATION}(?:,?\s(?:and|or)\s{_CALCULATION}){{0,9}}")
 

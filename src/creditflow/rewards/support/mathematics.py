@@ -84,7 +84,10 @@ _REWRITES: tuple[tuple[str, Any], ...] = (
     (r"\\(?:left|right|[bB]igg?[lr]?)(?=[\s()\[\].|\\])\s?\.?", ""),
     (r"\\([lr])angle(?![a-zA-Z])", lambda side: "()"[side[1] == "r"]),
     (r"\\(begin|end) ?\{(?:(?:small|[bBp])?matrix\*?|array)\}(?:\[[a-z]\]| ?\{[lcr| ]{1,40}\})?", r"\\\1{pmatrix}"),
-    (r"\\begin\s?\{cases\}(.*)\\end\s?\{cases\}", lambda rows: rows[1].replace("\\\\", ",")),
+    (
+        r"\\begin\s?\{(cases|aligned|gathered)\}(.*)\\end\s?\{\1\}",
+        lambda rows: rows[2].replace("\\\\", ",").replace("&", ""),
+    ),
     (r"\\(?:varnothing|empty)(?![a-zA-Z])|\\\{\s?\\\}", r"\\emptyset "),
     (r"\^\s?\{?\s?\\circ(?![a-zA-Z])\s?\}?|\\degree(?![a-zA-Z])", " degrees "),
     (r"(?<=\d)\.\.\.|\\dots(?![a-zA-Z])", r"\\ldots "),
@@ -100,6 +103,8 @@ _REWRITES: tuple[tuple[str, Any], ...] = (
     (r"(?<=(?:rm|xt)\{[A-Z])(?:\\[,; ]|~| )(?=[a-z]{1,2}\})", r" \\cdot "),  # N m
     (r"\\(?:(?:text|math)(?!bb|c|f|s)[a-z]{0,6}|operatorname|mbox|rm)\s?\{((?:[^{}]|\{[^{}]*\})*)\}", r" \1 "),
     (r"(?:(?<!\\)\\[,;:! ]|~|[\s\x00])+", " "),
+    (r"(\d)(?: ?\^ ?\{? ?|(?<=1)(?=st)|(?<=2)(?=nd)|(?<=3)(?=rd)| ?(?=th))(?:st|nd|rd|th)(?![a-zA-Z]) ?\}?", r"\1"),
+    (r"(?<=[\d}]) (?:\\mu|\u03bc) ?(?=[mgslFAVWJHL](?![a-zA-Z]))", " u"),
     (r"(?<![\d.,^{])\d{1,3}(?: \d{3}){1,20}(?!\d|\s?/)", lambda groups: groups[0].replace(" ", "")),
     *((rf"(?i)(?<=[\d}}])\s?{word}s?(?![a-z])", rf" \\cdot 10^{{{power}}}") for word, power in _SCALES),
     (r"(?i)\A\s?(?:[a-z]\s?(?:\\in(?![a-z])|\u2208)|\\approx|\u2248|approximately\b|about\b|roughly\b)", ""),
@@ -193,7 +198,7 @@ _CURRENCIES = {_DOLLAR: "dollar", "\u20ac": "euro", "\u00a3": "pound", "\u20b9":
 _UNITS: dict[str, Unit] = {name: (name, Fraction(1)) for name in (*_CURRENCIES.values(), "am", "pm", "degree")}
 _UNITS |= {"usd": _UNITS["dollar"], "cent": ("dollar", Fraction(1, 100)), "deg": _UNITS["degree"], "%": PERCENT}
 """Units in which answers differ from physics: money, times of day and angles are never converted."""
-_SHORT_UNIT = re.compile(r"[ghlmsACFHJKLNVW]|[cdkmn][mgls]|[km]L|k[JNVW]|mA|ft|hr|in|lb|mi|oz|yd|Hz|Pa")
+_SHORT_UNIT = re.compile(r"[ghlmsACFHJKLNVW]|[cdkmnu][mgls]|[kmu]L|[kmu][AFHJNVW]|ft|hr|in|lb|mi|oz|yd|Hz|Pa")
 """Others of one or two letters are products of variables: pint would read 2ab as attobarns."""
 _POWERS = rf"{_LETTER}{{1,20}}(?:\s?\^\s?\{{?\s?-?[1-4]\s?\}}?)?"
 _LAST_UNIT = re.compile(rf"(?:(?<=[\d)}}])|(?<=\\pi))(\s?)(%|{_POWERS}(?:\s?(?:/|\\cdot|\s)\s?{_POWERS}){{0,3}})\s?\Z")
@@ -213,8 +218,8 @@ def _element(text: str) -> Answer:
     is_named = len(sides) > 1 and len(sides[0]) < 60 and not _NO_NAME.search(_ARGUMENTS.sub("", sides[0]))
     if is_named and not (side := _read(sides[-1])).has("words"):
         return Answer("expression", text, name="".join(sides[0].split()), parts=(side,))
-    if currency := re.fullmatch(r"(?s)([-+]?)\s?([\uff04\u20ac\u00a3\u20b9\u00a5])\s?(\S.*)", text):
-        name = "" if currency[3][-1].isalpha() else f" {_CURRENCIES[currency[2]]}"
+    if currency := re.fullmatch(r"(?s)([-+]?)\s?([\uff04\u20ac\u00a3\u20b9\u00a5]|Rs\.?)\s?(\S.*)", text):
+        name = "" if currency[3][-1].isalpha() else f" {_CURRENCIES.get(currency[2], 'rupee')}"
         text = currency[1] + currency[3] + name
     value, unit = _cut_unit(text)
     if (number := rational(value)) is not None:
