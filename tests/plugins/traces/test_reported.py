@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from creditflow.plugins.traces import ConvertOptions, Span, convert, from_chat_log, read_spans
+from creditflow.plugins.traces import ConvertOptions, Span, convert, from_chat_log, from_json, read_spans
 from creditflow.plugins.traces.exports import LANGSMITH, MLFLOW, read_export
 from tests.builders import examples
 from tests.paths import TRACES
@@ -82,12 +82,28 @@ def test_messages_cut_off_are_left_out_and_name_no_task(attributes: dict[str, An
     cut = {key: value[:60] for key, value in attributes.items()}
     made = convert([span(cut)])
     assert made.trajectories == []
-    assert made.left_out[0].reason.startswith("it was cut off by a limit on the length of values: ")
+    assert made.left_out[0].reason.startswith("it was cut off by a limit of the recorder: ")
     later = {**OTEL, "gen_ai.input.messages": "Check it.", "gen_ai.completion": "Right."}
     first, second = convert(
         [span(a, id, t, at) for t in "xy" for a, id, at in ((cut, "a", 1), (later, "b", 3))]
     ).trajectories
     assert ("gen_ai.input.messages" in cut and cut["gen_ai.input.messages"] == "Go.") == (first.uid == second.uid)
+
+
+@pytest.mark.parametrize("count", ["droppedAttributesCount", "droppedEventsCount"])
+def test_call_with_dropped_attributes_is_left_out(count: str) -> None:
+    content = {"key": "llm.output_messages.0.message.content", "value": {"stringValue": "Noon."}}
+    raw = {"traceId": "t", "spanId": "a", "attributes": [content], "events": [{"name": "gen_ai.choice"}], count: 4}
+    made = convert(from_json([{"resourceSpans": [{"scopeSpans": [{"spans": [raw]}]}]}]))
+    assert [left.reason.partition(":")[0] for left in made.left_out] == ["it was cut off by a limit of the recorder"]
+
+
+@pytest.mark.parametrize(("kind", "agent"), [("agent", "chat"), ("span", "agent"), ("generation", "agent")])
+def test_messages_of_another_kind_are_not_those_of_a_call(kind: str, agent: str) -> None:
+    own = {"langfuse.observation.type": kind, "langfuse.observation.output": "returned by a function"}
+    found = step(convert([span({**own, **said([{"content": "Go."}], [{"content": "Noon."}])})]))
+    answer = "returned by a function" if kind == "generation" else "Noon."
+    assert (found.agent, found.prompt, found.response) == (agent, "[user]\nGo.", answer)
 
 
 # ---- messages ------------------------------------------------------------------------------------------------------

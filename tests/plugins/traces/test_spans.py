@@ -127,7 +127,7 @@ def test_agent_lightning_attempt_is_one_trajectory() -> None:
         ("x.pb", b"", r"x\.pb: is empty"),
         ("x.jsonl", b"\n", r"x\.jsonl: is empty"),
         ("x.json", b"{}", r"got \{\}"),
-        ("x.json.gz", gzip.compress(b"{}", mtime=0), "is compressed; unpack it first"),
+        ("x.json.gz", gzip.compress(b"{}", mtime=0), "unpack compressed files first"),
         ("x.json", b"\x0a\xff\xff", r"protobuf is known by a name that ends with \.pb or \.bin"),
         ("x.json", b'{"resourceSpans": "x"}', "resourceSpans: expected a list, got 'x'"),
         ("x.jsonl", b'{"resourceSpans": []}\nnull', "object 2: expected OTLP"),

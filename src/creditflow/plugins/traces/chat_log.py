@@ -19,12 +19,11 @@ belongs to the trajectory. Chat logs often repeat earlier messages in later line
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from creditflow.errors import DataError
-from creditflow.plugins.traces.messages import choices_of, first_in
+from creditflow.plugins.traces.messages import choices_of, dumped, first_in
 from creditflow.plugins.traces.spans import Reward, Span, Target, items_of, mapping, text_of
 
 _TRAJECTORY = ("trajectory_id", "trace_id", "conversation_id", "session_id")
@@ -69,7 +68,7 @@ def _conversation(line: Mapping[str, Any], trajectory_id: str, number: int) -> I
     yield Span(trajectory_id, around, None, "conversation", *times, {}, unread=unread, rewards=rewards)
     so_far = hashlib.sha256()
     for place, message in enumerate(messages):
-        so_far.update(_spelled(message) or f"{number}.{place}".encode())
+        so_far.update((dumped(message) or f"{number}.{place}").encode(errors="replace"))
         if place in answers:
             own = {
                 "gen_ai.input.messages": messages[:place],
@@ -83,14 +82,6 @@ def _conversation(line: Mapping[str, Any], trajectory_id: str, number: int) -> I
 
 _ANSWERING = ("assistant", "model")
 """Roles of a model's messages: OpenAI's and Gemini's."""
-
-
-def _spelled(message: Mapping[str, Any]) -> bytes:
-    """A message as canonical JSON, for hashing; empty if JSON cannot hold it."""
-    try:
-        return json.dumps(message, sort_keys=True).encode()
-    except (TypeError, ValueError, RecursionError):
-        return b""
 
 
 def call_span(line: Mapping[str, Any], trajectory_id: str, number: int) -> Span:

@@ -26,7 +26,6 @@ from creditflow.plugins import traces
 from creditflow.plugins.traces import Converted, ConvertOptions, Span, read_spans
 from creditflow.reports.tables import new_table, results_console, show
 from creditflow.reports.text import counted
-from creditflow.rollout.chat import ChatTokenizer
 from creditflow.runs import RunFolder
 
 _MOST_ROWS = 20
@@ -51,7 +50,6 @@ def convert(
     ] = None,
     trajectory_by: Annotated[str, typer.Option(metavar="KEY", help="Trajectory attribute; else the trace.")] = "",
     uid_by: Annotated[str, typer.Option(metavar="KEY", help="Task attribute; else the first prompt.")] = "",
-    tokenizer: Annotated[Path | None, typer.Option(metavar="FOLDER", help="For steps without token ids.")] = None,
     left_out: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the left-out records.")] = None,
     credit: Annotated[Path | None, typer.Option(metavar="RUN", help="Also assign credit and write a run.")] = None,
 ) -> None:
@@ -66,8 +64,7 @@ def convert(
     if credit is not None and (credit / "run.json" if credit.is_dir() else credit).exists():
         kind = "run" if credit.is_dir() else "file"
         raise InputError(f"--credit: {credit} is a {kind} already; name another folder")
-    tokens = None if tokenizer is None else _tokenizer(tokenizer)
-    options = traces.ConvertOptions(agent_match, outcome, _ranges(range or []), trajectory_by, uid_by, tokens)
+    options = traces.ConvertOptions(agent_match, outcome, _ranges(range or []), trajectory_by, uid_by)
     reporter, console = Reporter(), results_console()
     records, copied = _read(spans, options, reporter)
     converted = traces.convert(records, options)
@@ -76,7 +73,11 @@ def convert(
         lines = "".join(json.dumps(asdict(record)) + "\n" for record in converted.left_out)
         write_named(left_out, lambda path: path.write_text(lines), "--left-out")
     _print(converted)
-    _warn(converted, reporter)
+    if converted.trajectories and all(trajectory.outcome is None for trajectory in converted.trajectories):
+        reporter.say(
+            "warning: no trajectory has an outcome, so that credit comes from the sub-rewards alone; --outcome names a "
+            "reward as the outcome"
+        )
     if copied:
         console.print(f"creditflow's Parquet: {_size(copied)}, unchanged", soft_wrap=True)
     trajectories, files = [*converted.trajectories, *copied], ", ".join(map(str, spans))
@@ -116,18 +117,14 @@ def _expect_named_fields(spans: Sequence[Span], converted: Converted, options: C
             raise InputError(f"{option}: no span has an attribute {key!r}")
     if not converted.trajectories:
         return
-    outcomes = {trajectory.info.get("outcome") for trajectory in converted.trajectories} - {None}
-    in_info = {name for trajectory in converted.trajectories for name in trajectory.info.get("rewards", ())}
-    rewards = outcomes | in_info | _step_rewards(converted.trajectories)
+    rewards = {name for trajectory in converted.trajectories for step in trajectory.steps for name in step.scores}
+    for trajectory in converted.trajectories:
+        rewards |= {*trajectory.info.get("rewards", ()), trajectory.info.get("outcome")} - {None}
     outcome = [("--outcome", options.outcome)] if options.outcome else []
     for option, name in (*outcome, *(("--range", name) for name in options.ranges)):
         if name not in rewards:
             names = ", ".join(sorted(map(str, rewards))) or "none"
             raise InputError(f"{option}: no reward is called {name!r}; the traces have {names}")
-
-
-def _step_rewards(trajectories: Sequence[Trajectory]) -> set[str]:
-    return {name for trajectory in trajectories for step in trajectory.steps for name in step.scores}
 
 
 def _read_parquet(source: Path, options: ConvertOptions) -> list[Trajectory]:
@@ -170,14 +167,6 @@ def _ranges(texts: Sequence[str]) -> dict[str, tuple[float, float]]:
     return ranges
 
 
-def _tokenizer(folder: Path) -> ChatTokenizer:
-    from creditflow._utils.huggingface import load_tokenizer
-
-    if not folder.is_dir():
-        raise InputError(f"--tokenizer: {folder} is no folder")
-    return ChatTokenizer(load_tokenizer(folder, "--tokenizer"))
-
-
 def _print(converted: Converted) -> None:
     """Print the steps, the rewards, and the records left out or mended."""
     if not converted.spans:
@@ -187,26 +176,21 @@ def _print(converted: Converted) -> None:
     console.print(f"{counted(converted.spans, 'span')}: {_size(converted.trajectories)}", soft_wrap=True)
     if steps:
         show("steps", new_table(("agent", "steps", "parents by text", "with tokens"), _step_rows(steps)))
-    scores = [(name, score) for step in steps for name, score in step.scores.items()]
+    scores = [item for step in steps for item in step.scores.items()]
+    values: dict[str, list[float]] = defaultdict(list)
+    """Values of each reward; NaN for a failed score."""
     for trajectory in converted.trajectories:
         if trajectory.outcome is not None:
-            scores.append((f"{trajectory.info.get('outcome', '')} (outcome)".strip(), trajectory.outcome))
-    values: dict[str, list[Any]] = defaultdict(list)
-    """Values of each reward; None for a failed score."""
-    for name, score in scores:
-        values[name].append(score.value if score.status == "ok" else None)
-    for trajectory in converted.trajectories:
+            scores.append((f"{trajectory.info['outcome']} (outcome)", trajectory.outcome))
         for name, value in trajectory.info.get("rewards", {}).items():
             values[f"{name} (in info)"].append(value)
+    for name, score in scores:
+        values[name].append(score.value if isinstance(score.value, float) else math.nan)
     if values:
         show("rewards", new_table(("reward", "count", "mean", "failed"), _reward_rows(values)))
     for name, reason in {name: score.reason for name, score in scores if score.status != "ok"}.items():
         console.print(f"{name}: {reason}", soft_wrap=True)
-    repeats = "the same call as another span"
-    reasons = (
-        repeats if record.reason.startswith("the same call as") else record.reason for record in converted.left_out
-    )
-    kinds = Counter(f"{record.what}: {reason}" for record, reason in zip(converted.left_out, reasons, strict=True))
+    kinds = Counter(f"{record.what}: {record.reason.partition(' as span ')[0]}" for record in converted.left_out)
     for title, counts in (("left out", kinds), ("mended", converted.mended), ("passed over", converted.passed_over)):
         rows = counts.most_common(_MOST_ROWS)
         rows += [("others", counts.total() - sum(n for _, n in rows))] if len(counts) > len(rows) else []
@@ -223,17 +207,8 @@ def _step_rows(steps: Sequence[Step]) -> Iterator[Sequence[object]]:
 
 def _reward_rows(values: Mapping[str, Sequence[Any]]) -> Iterator[Sequence[object]]:
     for name, group in values.items():
-        valid = [value for value in group if isinstance(value, float) and math.isfinite(value)]
+        valid = [value for value in group if math.isfinite(value)]
         yield name, len(group), mean(valid) if valid else "", len(group) - len(valid)
-
-
-def _warn(converted: Converted, reporter: Reporter) -> None:
-    """Warn if no trajectory has an outcome."""
-    if not converted.trajectories or any(trajectory.outcome is not None for trajectory in converted.trajectories):
-        return
-    names = ", ".join(sorted(_step_rewards(converted.trajectories))[:8])
-    advice = f"name one of the rewards with --outcome ({names})" if names else "the traces have no reward"
-    reporter.say(f"warning: no trajectory has an outcome, so that credit comes from the sub-rewards alone; {advice}")
 
 
 def _size(trajectories: Sequence[Trajectory]) -> str:

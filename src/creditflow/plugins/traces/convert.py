@@ -28,7 +28,6 @@ from creditflow.plugins.traces.selection import Selection, TrajectorySpans, choo
 from creditflow.plugins.traces.span_reading import message_kind
 from creditflow.plugins.traces.span_tree import before, build_tree
 from creditflow.plugins.traces.spans import Span, distinct, text_of, without_collection
-from creditflow.rollout.chat import ChatTokenizer
 
 OUTCOMES = (*OF_THE_WHOLE, "reward", "primary")
 """Names of outcome rewards, in order of precedence. If none is given, a trajectory's first reward is its outcome."""
@@ -49,8 +48,6 @@ class ConvertOptions:
     a trace is a trajectory, together with the traces that link to it."""
     uid_by: str = ""
     """The attribute that names the task, read likewise. Empty: trajectories with the same first prompt share a task."""
-    tokens: ChatTokenizer | None = None
-    """A tokenizer for steps without token ids in the trace; `info["tokens"]` records the source of the ids."""
 
 
 What = Literal["model call", "choice", "reward", "record"]
@@ -87,8 +84,8 @@ class Converted:
 def convert(spans: Iterable[Span], options: ConvertOptions | None = None) -> Converted:
     """Convert spans to trajectories by the rules of docs/how_to/traces.md.
 
-    The spans of one trajectory need not be adjacent. Steps without token ids in the trace have no tokens unless
-    `options.tokens` is given; unknown log-probabilities are NaN. Raises ConfigError for unusable `options`.
+    The spans of one trajectory need not be adjacent. Steps without token ids in the trace have no tokens; unknown
+    log-probabilities are NaN. Raises ConfigError for unusable `options`.
     """
     options = options or ConvertOptions()
     try:
@@ -179,12 +176,10 @@ def _convert(name: str, spans: Sequence[Span], options: ConvertOptions, seen: _S
         result.left_out.append(LeftOut(what, name, spans[at].id, part, reason))
 
     _note_what_is_not_read(trajectory_spans, result, leave_out)
-    if chosen.shared_ids:
-        result.mended["a response id of another call"] += chosen.shared_ids
     for at, reason in sorted(chosen.left_out.items()):
         leave_out("model call", at, spans[at].name, reason)
     calls = [trajectory_spans.call(at) for at in chosen.calls]
-    steps = _steps(name, trajectory_spans, chosen, calls, options.tokens)
+    steps = _steps(name, trajectory_spans, chosen, calls)
     for at, call in zip(chosen.calls, calls, strict=True):
         for choice in call.choices:
             leave_out("choice", at, choice, "one of several responses of a call: the first is the step's")
@@ -226,13 +221,7 @@ def _note_what_is_not_read(
             result.passed_over.update(f"{event} on a span of no call" for event in names)
 
 
-def _steps(
-    name: str,
-    trajectory_spans: TrajectorySpans,
-    chosen: Selection,
-    calls: Sequence[ModelCall],
-    tokens: ChatTokenizer | None,
-) -> list[Step]:
+def _steps(name: str, trajectory_spans: TrajectorySpans, chosen: Selection, calls: Sequence[ModelCall]) -> list[Step]:
     spans, start, end = trajectory_spans.spans, trajectory_spans.start, trajectory_spans.end
     read = reused(
         [[message["content"] for message in call.messages] for call in calls],
@@ -260,19 +249,13 @@ def _steps(
             first = {marker: original for marker, original in call.media if marker not in originals}
             originals |= first.keys()
             info["media"] = {m: json.loads(dumped(first[m]) or "null") if m in first else None for m, _ in call.media}
-        prompt_ids, response_ids = call.prompt_ids, call.response_ids
-        if response_ids:
-            info["tokens"] = "of the trace"
-        elif tokens is not None:
-            info["tokens"] = "by a tokenizer"
-            prompt_ids, response_ids = tokens.encode(call.messages)[1], _response_ids(tokens.tokenizer, call)
-        n = len(response_ids)
-        logprobs = call.logprobs if call.response_ids and len(call.logprobs) == n else _shared((math.nan,), n)
+        n = len(call.response_ids)
+        logprobs = call.logprobs if len(call.logprobs) == n else _shared((math.nan,), n)
         place = f"{name}/{index}", name, index, agent, turn, parents[index]
         texts = _spelled(call.messages), call.response
         mask, model = _shared((1,), n), call.model or "default"
-        step = Step(*place, *texts, prompt_ids, response_ids, mask, logprobs, call.temperature, model, info=info)
-        steps.append(step)
+        ids = call.prompt_ids, call.response_ids
+        steps.append(Step(*place, *texts, *ids, mask, logprobs, call.temperature, model, info=info))
     return steps
 
 
@@ -293,12 +276,6 @@ def _parents(spans: TrajectorySpans, chosen: Selection, read: Sequence[tuple[int
         by_text or tuple(sorted([step_of[earlier] for earlier in after[at]]))
         for at, by_text in zip(chosen.calls, read, strict=True)
     ]
-
-
-def _response_ids(tokenizer: Any, call: ModelCall) -> tuple[int, ...]:
-    ids = tokenizer(call.response, add_special_tokens=False)["input_ids"]
-    ended = call.info.get("finish_reason") != "length" and tokenizer.eos_token_id is not None
-    return (*ids, tokenizer.eos_token_id) if ended else tuple(ids)
 
 
 def _first_prompt(trajectory_spans: TrajectorySpans, chosen: Selection) -> Sequence[Message] | None:

@@ -484,7 +484,7 @@ def _object(part: Raw, notes: Notes, depth: int) -> Iterator[Part]:
     elif text is not None and (kind == "texts" or part.get("type") == "message" or "role" in part):
         yield from _parts(listed(text), notes, depth + 1)
     elif "json" in part and kind in ("", "json"):
-        yield Part("result", dumped(shortened(part["json"], notes)))
+        yield Part("result", dumped(part["json"]))
     else:
         name = part.get("type")
         yield _unknown(name if isinstance(name, str) else ", ".join(map(text_of, list(part)[:4])), notes)
@@ -532,7 +532,7 @@ def _result(value: Any, notes: Notes, depth: int) -> Iterator[Part]:
     elif are_parts(parts := value if isinstance(value, list) else [value]):
         yield Part("result", joined(list(_parts(parts, notes, depth + 1))))
     else:
-        yield Part("result", dumped(shortened(value, notes)))
+        yield Part("result", dumped(value))
 
 
 _OUTPUTS = ("text", "json", "content", "error-text", "error-json")
@@ -542,7 +542,6 @@ _OUTPUTS = ("text", "json", "content", "error-text", "error-json")
 _MIME = frozenset(("mime_type", "mimeType", "media_type", "mediaType"))
 _OF_A_MEDIUM = _MIME | {"url"}
 _ABOUT_MEDIA = _MIME | {"type", "modality", "format", "detail"}
-_PAYLOADS = ("data", "bytes", "file_data", "content", "image", "audio", "blob", "b64_json", "base64")
 
 
 def is_data_url(text: str) -> bool:
@@ -581,19 +580,6 @@ def _fields(value: Any, depth: int) -> Iterator[tuple[str, Any]]:
             yield from _fields(inner, depth + 1)
         elif isinstance(inner, str | bytes):
             yield text_of(key), inner
-
-
-def shortened(value: Any, notes: Notes, depth: int = 0) -> Any:
-    """A JSON value with markers in place of media."""
-    if isinstance(value, str):
-        return _medium({"url": value}, "file", value, notes) if is_data_url(value) else value
-    if depth > MOST_DEEP:
-        return value
-    if isinstance(value, dict):
-        if not _MIME.isdisjoint(value) and any(isinstance(value.get(key), str) for key in _PAYLOADS):
-            return _medium(value, kind if (kind := _kind_of(value)) in _MEDIA else "file", value, notes)
-        return {key: shortened(inner, notes, depth + 1) for key, inner in value.items()}
-    return [shortened(inner, notes, depth + 1) for inner in value] if isinstance(value, LIST_TYPES) else value
 
 
 # ---- JSON ----------------------------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ class _Owners:
         self._of_agent: dict[int, list[int]] = {}
         """The same for each agent's span."""
         for at in self._calls:
-            if (agent := trajectory_spans.agent_at[at]) is not None:
+            if (agent := trajectory_spans.agent_around[at]) is not None:
                 self._of_agent.setdefault(agent, []).append(at)
         self._outside = any(trajectory_spans.agent_around[at] is None for at, _ in trajectory_spans.rewards)
         """Whether a reward lies outside all agents' spans; rule 3 then applies even to a span around all calls."""

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,25 +29,14 @@ class TrajectorySpans:
         mended.update(self.tree.mended.values())
         read = [read_span(span) for span in spans]
         self.meanings = [meaning for meaning, _ in read]
-        start, end = self.start, self.end = _times(spans, mended)
+        self.start, self.end = _times(spans, mended)
         """[n] nanoseconds; `start < end`."""
         self.rewards = [(at, reward) for at, (_, rewards) in enumerate(read) if rewards for reward in rewards]
         """Span and reward, in order of the spans' starts."""
-        self.rewards.sort(key=lambda placed: start[placed[0]])
+        self.rewards.sort(key=lambda placed: self.start[placed[0]])
         around: list[int | None] = [at if type(m) is AgentSpan else None for at, m in enumerate(self.meanings)]
-        agents = sorted((at for at in around if at is not None), key=start.__getitem__)
-        self.agent_around = self.agent_at = self.tree.inherited(around) if agents else around
+        self.agent_around = self.tree.inherited(around) if any(type(m) is AgentSpan for m in self.meanings) else around
         """[n] the nearest enclosing agent span, or the span itself if it is one."""
-        if agents and None in self.agent_around:
-            began = [start[agent] for agent in agents]
-            self.agent_at = list(self.agent_around)
-            """[n] the same, or else the agent span whose times enclose the span's (separate tracers do not nest their
-            spans). Among several it is the innermost; if they are at work side by side, none."""
-            for at in (at for at, agent in enumerate(self.agent_around) if agent is None):
-                stop = bisect_right(began, start[at])
-                enclosing = [agent for agent in agents[max(0, stop - _LOOKED_BACK) : stop] if end[agent] >= end[at]]
-                if enclosing and end[enclosing[-1]] == min(map(end.__getitem__, enclosing)):
-                    self.agent_at[at] = enclosing[-1]
 
     def call(self, at: int) -> ModelCall:
         """The model call of span `at`, which must be one."""
@@ -58,12 +46,11 @@ class TrajectorySpans:
 
     def agents_of(self, calls: Sequence[int]) -> dict[int, str]:
         """Call to its agent's name: by its own attributes, else by its agent span, else the only name in the trace."""
-        spans = {meaning.name for meaning in self.meanings if type(meaning) is AgentSpan}
+        agents = {at: meaning.name for at, meaning in enumerate(self.meanings) if type(meaning) is AgentSpan}
         own = {self.call(at).agent for at in calls} - {""}
-        other = next(iter(own)) if len(own) == 1 and spans <= own else NO_AGENT
-        works = [None if around is None else self.meanings[around] for around in map(self.agent_at.__getitem__, calls)]
-        names = [work.name if isinstance(work, AgentSpan) else other for work in works]
-        return {at: self.call(at).agent or name for at, name in zip(calls, names, strict=True)}
+        other = next(iter(own)) if len(own) == 1 and own.issuperset(agents.values()) else NO_AGENT
+        around = self.agent_around
+        return {at: self.call(at).agent or (other if (by := around[at]) is None else agents[by]) for at in calls}
 
 
 def _times(spans: Sequence[Span], mended: Counter[str]) -> tuple[list[int], list[int]]:
@@ -84,7 +71,7 @@ def _times(spans: Sequence[Span], mended: Counter[str]) -> tuple[list[int], list
 
 
 _LOOKED_BACK = 64
-"""The number of spans searched for an agent at work meanwhile, or for a call with the same response."""
+"""The number of spans searched for a call with the same response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +88,6 @@ class Selection:
     """Repeated record of a call to the record that is kept."""
     left_out: dict[int, str]
     """Every other call, with the reason."""
-    shared_ids: int
-    """Number of calls with the response id of another call but a different response."""
 
 
 def choose(trajectory_spans: TrajectorySpans, agent_match: str) -> Selection:
@@ -123,7 +108,7 @@ def choose(trajectory_spans: TrajectorySpans, agent_match: str) -> Selection:
             unable[at] = meaning
         else:
             able[at] = meaning
-    same_as, shared_ids = _repeated(trajectory_spans, able)
+    same_as = _repeated(trajectory_spans, able)
     for at, first in same_as.items():
         left_out[at] = f"the same call as span {trajectory_spans.spans[first].id}"
     agents = trajectory_spans.agents_of([at for at in able if at not in same_as])
@@ -135,7 +120,7 @@ def choose(trajectory_spans: TrajectorySpans, agent_match: str) -> Selection:
         if agent not in named:
             left_out[at] = f"agent {agent!r} is not asked for"
     calls = [at for at in calls_in_order if at not in left_out] if left_out else calls_in_order
-    return Selection(calls, calls_in_order, [agents[at] for at in calls], same_as, left_out, shared_ids)
+    return Selection(calls, calls_in_order, [agents[at] for at in calls], same_as, left_out)
 
 
 def _alone(tree: SpanTree, unable: Mapping[int, ModelCall], able: Mapping[int, ModelCall]) -> Iterator[int]:
@@ -154,8 +139,8 @@ def _alone(tree: SpanTree, unable: Mapping[int, ModelCall], able: Mapping[int, M
             yield at
 
 
-def _repeated(trajectory_spans: TrajectorySpans, able: Mapping[int, ModelCall]) -> tuple[dict[int, int], int]:
-    """Map repeated records of calls to the record kept, and count calls that share only a response id.
+def _repeated(trajectory_spans: TrajectorySpans, able: Mapping[int, ModelCall]) -> dict[int, int]:
+    """Map repeated records of calls to the record kept.
 
     Two records are of one call if they have the same response id and either the same response or one inside the other
     (some servers return an id twice). If one has no id, they need the same response and one inside the other; or, by
@@ -169,7 +154,6 @@ def _repeated(trajectory_spans: TrajectorySpans, able: Mapping[int, ModelCall]) 
     """Response id, or text, to the calls that have it."""
     records_of: dict[int, list[int]] = {}
     """Call to all records of the same call."""
-    shared = 0
     for at in tree.order:
         if at not in able:
             continue
@@ -188,7 +172,6 @@ def _repeated(trajectory_spans: TrajectorySpans, able: Mapping[int, ModelCall]) 
                 break
         else:
             records = []
-            shared += bool(call.response_id and earlier["id", call.response_id])
         records.append(at)
         records_of[at] = records
         for key in keys:
@@ -199,7 +182,7 @@ def _repeated(trajectory_spans: TrajectorySpans, able: Mapping[int, ModelCall]) 
             fullest = max(records, key=lambda record: able[record].fullness)  # among equals the first
             if at != fullest:
                 same_as[at] = fullest
-    return same_as, shared
+    return same_as
 
 
 def _is_same(call: ModelCall, other: ModelCall, *, is_nested: bool) -> bool:

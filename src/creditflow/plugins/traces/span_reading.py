@@ -219,7 +219,11 @@ _ENDED_BY_LENGTH = ("length", "max_tokens", "max_output_tokens", "model_length",
 def _model_call(span: Span, names: _AttributeNames) -> ModelCall:
     attributes = span.attributes
     response_ids = _token_ids(names.first(attributes, "response_ids")) if names.present["response_ids"] else ()
-    texts = None if span.events or names.whole or names.plain is None else _plain_texts(names.plain(attributes))
+    texts = (
+        None
+        if span.events or span.is_cut or names.whole or names.plain is None
+        else _plain_texts(names.plain(attributes))
+    )
     if texts is not None and texts[0]:
         each = iter(texts)
         response = next(each)
@@ -231,7 +235,7 @@ def _model_call(span: Span, names: _AttributeNames) -> ModelCall:
     else:
         call, reason = _read_call(span, names, has_ids=bool(response_ids))
     name = names.first(attributes, "call_agent")
-    if name := _agent_node(attributes, names) if not name or name in _values("no_agents") else name:
+    if name := _agent_name(span, names) if not name or name in _values("no_agents") else name:
         call.agent = _TEAM_ID.sub("", text_of(name)).strip('"')  # MLflow writes texts as JSON
     call.response_id = text_of(names.first(attributes, "response_id"))
     call.model = text_of(names.first(attributes, "model")).strip('"')
@@ -261,9 +265,9 @@ def _plain_texts(values: Sequence[Any]) -> Sequence[str] | None:
 
 def _read_call(span: Span, names: _AttributeNames, *, has_ids: bool) -> tuple[ModelCall, Any]:
     """The messages of a call in any form, and the reason why its response ended."""
-    cut: list[str] = []
+    cut = ["the limit on the number of attributes"] if span.is_cut else []
     _, prompt, of_prompt = next(_readings(span, names, "prompt", cut), _NO_READING)
-    is_cut = bool(cut) and not prompt
+    is_cut = span.is_cut or (bool(cut) and not prompt)
     source, responses, of_response = next(_readings(span, names, "response", cut), _NO_READING)
     is_cut |= bool(cut) and not responses
     first, others = _first_choice(responses, span.attributes, names)
@@ -277,7 +281,7 @@ def _read_call(span: Span, names: _AttributeNames, *, has_ids: bool) -> tuple[Mo
     call.source, call.choices, call.is_cut = source, [choice.text for choice in others], is_cut
     call.media, call.unknown = [*of_prompt.media, *of_response.media], [*of_prompt.unknown, *of_response.unknown]
     if is_cut:
-        call.unusable = f"it was cut off by a limit on the length of values: {', '.join(dict.fromkeys(cut))[:200]}"
+        call.unusable = f"it was cut off by a limit of the recorder: {', '.join(dict.fromkeys(cut))[:200]}"
     elif not (call.response or has_ids):
         call.unusable = _why_unusable(span.attributes, call.messages, of_response.unknown)
     return call, first.finish_reason
@@ -291,8 +295,8 @@ _NO_READING: _Reading = ("", [], Notes())
 def _readings(span: Span, names: _AttributeNames, side: _Side, cut: list[str]) -> Iterator[_Reading]:
     """The messages of a call at each place that has any, in order of precedence; `cut` gets the places cut off."""
     has_repr = span.scope in _values("repr_scopes")
-    places: list[Convention | str] = [*names.whole, "events", "list"]
-    for place in places:
+    places: list[Convention | str] = [c for c in names.whole if _is_of_call(span.attributes, c)]
+    for place in [*places, "events", "list"]:
         notes = Notes(has_repr=has_repr)
         if isinstance(place, Convention):
             messages = _at_places(place, side, span.attributes, notes)
@@ -305,6 +309,11 @@ def _readings(span: Span, names: _AttributeNames, side: _Side, cut: list[str]) -
             cut += notes.cut
         elif messages:
             yield place if isinstance(place, str) else place.name, messages, notes
+
+
+def _is_of_call(attributes: Mapping[str, Any], convention: Convention) -> bool:
+    """Whether a convention's messages are those of a call: another one may have written a call on an agent's span."""
+    return not convention.kinds or any(attributes.get(key) in values for key, values in convention.calls)
 
 
 def _at_places(convention: Convention, side: _Side, attributes: Mapping[str, Any], notes: Notes) -> list[ChatMessage]:

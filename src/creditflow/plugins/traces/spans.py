@@ -100,6 +100,8 @@ class Span:
     """The name of the instrumentation."""
     rewards: Sequence[Reward] = ()
     """Rewards listed apart from the attributes, as in exports and chat logs."""
+    is_cut: bool = False
+    """Whether a limit on the number of attributes or events has dropped some."""
     unread: Sequence[tuple[str, str]] = ()
     """Name and reason of each record of the file that could not be read."""
 
@@ -130,14 +132,12 @@ def distinct(spans: Iterable[Span], mended: Counter[str]) -> list[Span]:
 
 def json_values(data: bytes, path: Path) -> Iterator[Any]:
     """Yield the single value of a JSON file, or the value of each line."""
-    if data.startswith(_COMPRESSED):
-        raise DataError(f"{path}: is compressed; unpack it first")
     try:
         # The decoder holds back a last character that is cut off; its line is cut off too.
         text = codecs.getincrementaldecoder("utf-8-sig")().decode(data)
     except UnicodeDecodeError as error:
         place = f"{error.reason} at byte {error.start}"
-        hint = "protobuf is known by a name that ends with .pb or .bin"
+        hint = "unpack compressed files first; protobuf is known by a name that ends with .pb or .bin"
         raise DataError(f"{path}: expected JSON in UTF-8: {place}; {hint}") from error
     try:
         yield json.loads(text)
@@ -154,10 +154,6 @@ def json_values(data: bytes, path: Path) -> Iterator[Any]:
                 place = f"line {number} of those that are not empty: {first_line(error)}"
                 raise DataError(f"{path}: {place}; expected one JSON value, or one in each line") from error
             warnings.warn(f"{path}: line {number}, the last, is torn; all before it is read", stacklevel=2)
-
-
-_COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
-"""Magic numbers of gzip and zstandard files."""
 
 
 def expect_spans(values: Iterable[Any], where: str) -> list[dict[str, Any]]:
@@ -284,8 +280,10 @@ def _from_otlp(raw: Mapping[str, Any], resource: Mapping[str, Any], scope: str) 
     events = [_otlp_event(event) for event in _objects(get("events"))]
     links = [Link(id_of(link.get("traceId")), id_of(link.get("spanId"))) for link in _objects(get("links"))]
     error = text_of(status.get("message") or "error") if status.get("code") in (2, "STATUS_CODE_ERROR") else ""
+    is_cut = any(holder.get("droppedAttributesCount") for holder in (raw, *_objects(get("events"))))
+    is_cut |= bool(get("droppedEventsCount")) and any(map(is_of_models, events))
     values = _attributes(get("attributes"))
-    return Span(*ids, text_of(get("name")), *times, values, events, links, error, resource, scope=scope)
+    return Span(*ids, text_of(get("name")), *times, values, events, links, error, resource, scope=scope, is_cut=is_cut)
 
 
 def from_readable(spans: Sequence[Any], logs: Sequence[Any] = ()) -> list[Span]:

@@ -58,7 +58,11 @@ LANGGRAPH = Convention(
     name="langgraph",
     precedence=45,
     call_agent=(_LANGGRAPH_NODE,),
-    agent_keys=(("metadata", "langgraph_node"), (_LANGGRAPH_NODE, "")),
+    agent_keys=(
+        ("metadata", "langgraph_node"),
+        (_LANGGRAPH_NODE, ""),
+        ("langfuse.observation.metadata.langgraph_node", ""),
+    ),
 )
 
 
