@@ -1,4 +1,4 @@
-"""Tests of the wheel: its contents, and a shipped recipe from an empty folder."""
+"""Tests of the wheel: its contents, and a shipped recipe from an empty folder; and of light imports."""
 
 import os
 import subprocess
@@ -72,3 +72,21 @@ def test_files_of_the_project_name_one_version():
     assert project["version"] in (ROOT / "CHANGELOG.md").read_text()
     for path in (ROOT / ".github" / "workflows").glob("*.yml"):
         assert yaml.safe_load(path.read_text())["jobs"], path
+
+
+@pytest.mark.parametrize(
+    ("statement", "heavy"),
+    [
+        ("import creditflow", "pyarrow pandas duckdb matplotlib"),
+        (
+            "import creditflow._utils.huggingface\nfrom creditflow.rollout import *",
+            "torch openai starlette uvicorn pydantic pyarrow",
+        ),
+        ("import creditflow.testing", "torch numba pyarrow transformers pytest hypothesis"),
+        ("import creditflow.engines.verl.engine", "verl ray"),
+    ],
+)
+def test_import_loads_no_heavy_packages(statement, heavy):
+    code = f"{statement}\nimport sys\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {*heavy.split()}.intersection(done.stdout.split())

@@ -1,6 +1,5 @@
 """Data frames of a run against the step files, and figures of it."""
 
-import subprocess
 import sys
 
 import numpy as np
@@ -126,8 +125,3 @@ def test_learning_curve_draws_the_named_metrics(ledger) -> None:
     assert line.get_ydata().tolist() == run.metrics()["actor/entropy"].to_pylist()
     with pytest.raises(InputError, match="did you mean 'actor/entropy'"):
         run.plot_learning_curve("actor/entropi")
-
-
-def test_open_run_is_imported_on_first_use() -> None:
-    code = "import sys, creditflow; print({'pyarrow', 'pandas', 'duckdb', 'matplotlib'} & sys.modules.keys())"
-    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "set()\n"
