@@ -10,6 +10,7 @@ from rich.console import Console
 
 from creditflow._utils.progress import Bar, Reporter, duration, phase, spend
 from creditflow.rollout import Generation, GenerationRequest, Scheduler
+from tests.builders import mostly_slow
 from tests.paths import TOY
 
 
@@ -185,9 +186,18 @@ app(sys.argv[1:], prog_name="creditflow")
 """
 
 
+COMMANDS = (
+    ("train",),
+    ("compare", "--vary", "algorithm.propagation=none,identical"),
+    ("eval",),
+    ("check",),
+    ("serve",),
+)
+
+
 @pytest.mark.parametrize(
     "arguments",
-    [("train",), ("eval",), ("check",), ("serve",), ("compare", "--vary", "algorithm.propagation=none,identical")],
+    mostly_slow(COMMANDS, COMMANDS[:2]),
     ids=lambda arguments: arguments[0],
 )
 def test_first_line_comes_before_heavy_imports(arguments):

@@ -160,9 +160,10 @@ DAMAGES = {
     "empty list": (MANIFEST, lambda text: b"[]"),
     "empty object": (MANIFEST, lambda text: b"{}"),
 }
+FAST_DAMAGES = {"torn model.safetensors", "another_bit config.json", "missing state/trainer.json", "misspelt key"}
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", mostly_slow(DAMAGES, FAST_DAMAGES))
 def test_damaged_checkpoint_falls_back_to_the_one_before(shared_recipe, half, tmp_path, damage) -> None:
     name, change = DAMAGES[damage]
     path, messages = copy_of(half, tmp_path), list[str]()

@@ -9,7 +9,6 @@ from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.policy import Policy
 from creditflow.engines.local.sampler import generate
 from creditflow.engines.models.tiny import tiny_byte_model
-from creditflow.errors import ModelError
 from creditflow.rollout import GenerationRequest
 from tests.builders import mostly_slow
 from tests.engines.architectures import small_model
@@ -45,14 +44,6 @@ def test_many_rows_match_single_greedy_generation(name: str) -> None:
             out = model.generate(torch.tensor([asked.prompt_ids]), max_new_tokens=20, do_sample=False)
             expected[asked.prompt_ids] = out[0, len(asked.prompt_ids) :].tolist()
         assert list(generation.response_ids) == expected[asked.prompt_ids][: asked.max_tokens]
-
-
-@pytest.mark.parametrize("name", ["mamba", "bart_positions_by_order"])
-def test_model_without_batched_decoding_is_rejected_on_load(name, byte_policy, tmp_path) -> None:
-    small_model(name, vocabulary=300).save_pretrained(tmp_path)
-    byte_policy.tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match=r"model\.path: .* cannot be decoded in batches here"):
-        Policy.load(tmp_path, torch.device("cpu"))
 
 
 def test_failing_shared_decoding_falls_back_to_padded_rows(

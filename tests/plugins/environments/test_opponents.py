@@ -148,7 +148,6 @@ def test_resumed_self_play_repeats_the_run(whole, tmp_path):
     ("settings", "message"),
     [
         (["policies.earlier.pool.of=learnr"], r"expected a trained policy \(learner\), got 'learnr'.*did you mean"),
-        (["policies.earlier.pool.of=chance"], "expected a trained policy"),
         (["policies.earlier.trainable=true"], "policies.earlier.pool provides the policy, which is frozen"),
         (["policies.learner.lora_rank=2"], "expected a policy without an adapter"),
         (["guard.fallback.trainable=lora"], "guard.fallback.trainable is lora; use all"),
