@@ -18,25 +18,19 @@ from creditflow.rollout.branching import REFUSED, in_order_of_calls, run_branch
 from creditflow.rollout.client import Generation
 from creditflow.rollout.recorder import Sampling
 from creditflow.rollout.tools import Tool
-from tests.builders import Letters, Scripted, examples, make_trajectory, step
+from tests.builders import Letters, examples, make_trajectory, step
 
 TASK = Task("test", ({"role": "user", "content": "7"},), None)
 COMPARED = ("agent", "turn", "parents", "prompt", "prompt_ids", "response", "response_ids", "response_mask", "logprobs")
 
 
-class Sampled(Scripted):
+class Sampled(Letters):
     """A model whose responses depend on the prompt and the call's random key; one in three calls a tool."""
 
-    def __init__(self) -> None:
-        super().__init__(None)
+    version, max_positions = 0, 100_000
 
     def encode(self, messages, tools=()):
         return super().encode(messages)
-
-    calls = Letters.calls
-
-    def follow(self, messages, prompt):
-        return tuple("".join(f"[{message['content']}]" for message in messages).encode())
 
     def generate(self, requests):
         made = []

@@ -84,28 +84,18 @@ def test_plan_parts_are_retried_after_a_rejection() -> None:
 
 
 @pytest.mark.parametrize(
-    ("plan", "steps"),
+    ("plan", "parts"),
     [
-        ("- add\n- halve\n- round", [("executor", (0,)), ("executor", (0, 1)), ("executor", (0, 2))]),
-        (" ", [("executor", (0,))]),  # an empty plan: the task itself
-    ],
-)
-def test_plan_without_verifier_tries_each_part_once(plan: str, steps: list) -> None:
-    trajectory = run_workflow(topologies.planner_executor_verifier(verifier=None), ("I am planner", plan))
-    assert graph(trajectory) == [("planner", ()), *steps]
-
-
-@pytest.mark.parametrize(
-    ("plan", "items"),
-    [
-        ("1. add\n 2) halve", ["add", "halve"]),
-        ("Well:\n- add\n* halve", ["add", "halve"]),
+        ("Well:\n- add\n* halve\n 3) round", ["add", "halve", "round"]),
         ("add\n\nhalve", ["add", "halve"]),
-        ("", []),
+        (" ", ["What is it?"]),  # an empty plan: the task itself
     ],
 )
-def test_numbered_lines_finds_the_items_of_a_plan(plan: str, items: list[str]) -> None:
-    assert topologies.numbered_lines(plan) == items
+def test_plan_without_verifier_tries_each_part_once(plan: str, parts: list[str]) -> None:
+    trajectory = run_workflow(topologies.planner_executor_verifier(verifier=None), ("I am planner", plan))
+    assert graph(trajectory) == [("planner", ()), *(("executor", (0, k)[: k + 1]) for k in range(len(parts)))]
+    for step, part in zip(trajectory.steps[1:], parts, strict=True):
+        assert step.prompt.endswith(f"\n\nNow: {part}")
 
 
 async def later(task, agent, replies):

@@ -4,13 +4,12 @@ import json
 
 import openai
 import pytest
-from pydantic import BaseModel, ValidationError
 
 from creditflow.config import load_recipe
 from creditflow.engines.common.components import build_components
 from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.models.tiny import tiny_byte_model
-from creditflow.errors import AgentError, ConfigError
+from creditflow.errors import ConfigError
 from creditflow.rollout import AgentSpec
 from creditflow.rollout.http.dialects.openai_chat import ChatRequest
 from creditflow.rollout.http.requests import parsed
@@ -161,47 +160,3 @@ def test_log_probs_exclude_tool_results(temperature):
     assert "".join(token.token for token in tokens) == f"{CALL}done"
     assert "forty two" in trajectory.steps[0].response
     assert all(token.logprob < 0 for token in tokens)
-
-
-# Frameworks
-
-
-class Out(BaseModel):
-    x: int
-
-
-def with_langchain(method):
-    async def solve(task, team):
-        from langchain_core.exceptions import OutputParserException
-        from langchain_openai import ChatOpenAI
-
-        model = ChatOpenAI(model="solver", base_url=team.base_url, api_key=team.api_key)
-        try:
-            said = await model.with_structured_output(Out, method=method).ainvoke(task.text)
-        except (OutputParserException, ValidationError) as error:
-            raise AgentError(str(error)) from error
-        if said is None:
-            raise AgentError("it did not call the tool for the form")
-        return said.x
-
-    return solve
-
-
-FORM = '{"x": 1}'
-FORMED = [
-    (with_langchain("json_schema"), FORM, "response_format"),
-    (with_langchain("function_calling"), CALL.replace("add", "Out").replace('{"a": 1}', FORM), "tool_choice"),
-]
-
-
-@pytest.mark.parametrize(("workflow", "form", "field"), FORMED)
-def test_framework_output_of_wrong_form_is_an_agent_error(workflow, form, field):
-    solver = {"solver": AgentSpec(ignored_fields=frozenset(["response_format", "tool_choice"]))}
-    (right,), (wrong,) = (
-        run_workflow(workflow, Templated(lambda prompt, text=text: text), solver) for text in (form, "no form at all")
-    )
-    assert (right.status, right.answer) == ("ok", "1"), right.info
-    assert (wrong.status, wrong.answer) == ("ok", None), wrong.info
-    assert wrong.info["agent_error"]
-    for rollout in (right, wrong):
-        assert [field in step.info["ignored"] for step in rollout.steps] == [True]
