@@ -19,6 +19,7 @@ from tests.sandbox import boxes
 
 FENCE = "```"
 SQUARE = "def f(x):\n    return x * x"
+CASE = "import unittest\nclass T(unittest.TestCase):\n"
 TESTS = ["assert f(2) == 4", "assert f(-3) == 9", "assert f(0) == 0"]
 
 
@@ -154,6 +155,11 @@ def test_hostile_text_is_cut_in_linear_time(piece):
         ("from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\n\ndef f(x):\n    return P(x)",
          ["assert f(3).x == 3", {"call": "[f(1).x]", "expect": [1]}, "assert f(3).x == P(3).x"],
          "passed 3/3 [1 1 1]"),
+        ("def f(x):\n    return int(input())", [
+            "from unittest.mock import patch\npatch('builtins.input', return_value='5').start()\nassert f(2) == 5",
+            "import builtins\nbuiltins.input = lambda: '5'\nassert f(2) == 5\nassert f(3) == 5",
+            f"{CASE}    def test_f(self): self.assertEqual(f(2), 5)"],
+         "passed 2/3 [1 1 0]; test 2: raised: AssertionError: test_f (__main__.T.test_f): AssertionError: EOFError"),
         ("", TESTS, "passed 0/3 [0 0 0]; test 0: no code"),
     ],
 )  # fmt: skip
@@ -191,7 +197,6 @@ def f(x):
 # Programs of tests, in the forms of public data sets
 
 ODD = "def f(x):\n    return 2 * x + 1"
-CASE = "import unittest\nclass T(unittest.TestCase):\n"
 HUMANEVAL = "METADATA = {}\n\ndef check(candidate):\n    assert candidate(2) == 5\n    assert candidate(0) == 1\n"
 PROGRAMS = {
     "humaneval": (HUMANEVAL + "check(f)", 1),
@@ -359,8 +364,9 @@ class AssertionError(Exception): pass
 def f(x): return 0
 """,
     "redefines what compares, when called": """
-import math, unittest
+import builtins, math, unittest
 def f(x):
+    builtins.abs = lambda x: 0
     math.isclose = lambda *a, **k: True
     unittest.TestCase.assertEqual = lambda *a: None
     return 0

@@ -256,17 +256,14 @@ def _usual_names() -> dict[str, str]:
     return {**{name: text for name, text in imports.items() if name not in vars(builtins)}, "random": "import random"}
 
 
-def _imports_for(code: str) -> str:
-    """Import the usual names that occur in the code; importing all of them would take longer than a run."""
-    used = _usual_names().keys() & set(re.findall(r"\w+", code, re.ASCII))
-    # The box's Python may be older.
-    return "\n".join(f"try: {_usual_names()[name]}\nexcept ImportError: pass" for name in sorted(used))
-
-
 def _write(box: Sandbox, code: str) -> None:
+    """Write the code, the calling program, and imports of the usual names that the code uses and does not define."""
+    used = sorted(_usual_names().keys() & _parsed(code)[1])
+    # The box's Python may be older.
+    imports = "".join(f"try: {_usual_names()[name]}\nexcept ImportError: pass\n" for name in used)
     box.write(code_runner.SOLUTION, code.encode(errors="replace"))
     box.write(code_runner.PROGRAM, Path(code_runner.__file__).read_bytes())
-    box.write(code_runner.USUAL, _imports_for(code).encode())
+    box.write(code_runner.USUAL, imports.encode())
 
 
 def run_tests(box: Sandbox, code: str, tests: Sequence[Case], *, total_seconds: float = math.inf) -> list[CaseVerdict]:

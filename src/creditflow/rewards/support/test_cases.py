@@ -314,7 +314,9 @@ def read_program(text: str) -> tuple[TestProgram, ...]:
         "outside": sorted(outside),
         "imports": sorted(name for name in modules if name.split(".")[0] not in _OURS),
         "names": sorted({name for _, name in aliases} | {node.attr for node in attributes}),
-        "stored": sorted({node.attr for node in attributes if isinstance(node.ctx, ast.Store)}),
+        "stored": sorted(
+            {*_STORES.findall(text), *(node.attr for node in attributes if isinstance(node.ctx, ast.Store))}
+        ),
     }
     for kind, group in groupby(_Seen().visit(tree).body, type):
         sources = [ast.unparse(ast.fix_missing_locations(node)) for node in group]
@@ -334,6 +336,8 @@ _IMPORTS = (ast.Import, ast.ImportFrom)
 _OURS = ("solution", "__main__", "__future__")
 _TEST = re.compile(r"(?:@(?!.*(?:xfail|expectedFailure)).*\n)*(?:async )?def test|with .*subTest")
 """The beginning of a function or a part that is a test, and is not expected to fail."""
+_STORES = re.compile(r"(?:(?:patch|setattr)[\w.]{0,30}\([^'\"]{0,80}|\[)['\"](?:[\w.]{1,200}\.)?(\w+)['\"]")
+"""A name that tests may replace with `patch` or `setattr`, or as a key: `sys.modules["math"] = ...`."""
 _FAILS = re.compile(r"\b(?:assert|raises|fail)\w*\(")
 _EXITS = {"sys.exit", "os._exit", "exit", "quit", "SystemExit"}
 _NAMES = "from __main__ import NAMES as __names__, WHOLE as __whole__, seen as __seen__\n"
@@ -343,13 +347,15 @@ import os, pytest
 os.environ.update(PYTEST_ADDOPTS="", PYTEST_PLUGINS="", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
 open("test_solution.py", "w", encoding="utf-8").write({source!r})
 class Unfinished(set):
+    def pytest_exception_interact(self, node, call):
+        self.reason = node.name + ": " + call.excinfo.exconly(tryshort=True)
     def pytest_collection_finish(self, session):
         self.update(item.nodeid for item in session.items)
     def pytest_runtest_logreport(self, report):
         is_marked = {{"skip", "skipif", "xfail"}} & set(report.keywords)
         self -= {{report.nodeid}} if is_marked or (report.passed and report.when == "call") else set()
 options = ["-q", "-x", "-c", os.devnull, "--noconftest", "-p", "no:cacheprovider", "test_solution.py"]
-assert pytest.main(options, [unfinished := Unfinished()]) == 0 and not unfinished
+assert pytest.main(options, [unfinished := Unfinished()]) == 0 and not unfinished, getattr(unfinished, "reason", "")
 """
 
 
