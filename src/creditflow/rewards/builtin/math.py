@@ -8,7 +8,6 @@ is imported at the first call that needs it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from fractions import Fraction
 from functools import cache, lru_cache
 from importlib import import_module
@@ -81,11 +80,11 @@ def _matches(text: str, truth: Answer, seconds: float) -> bool:
     return False
 
 
-def _limited(function: Callable[..., bool], answers: tuple[Answer, ...], seconds: float) -> bool:
+def _limited(function: Any, answers: tuple[Answer, ...], seconds: float) -> bool:
     """Call a function that uses the library, within the time limit. Import and first use do not count."""
     _library()
     with processor_time_limit(seconds):
-        return function(*answers)
+        return bool(function(*answers))
 
 
 _library: Any = cache(lambda: import_module("creditflow.rewards.support.equality"))
@@ -126,9 +125,7 @@ def _same_part(part: Answer, other: Answer) -> bool:
 def _same_quantity(answer: Answer, truth: Answer) -> bool:
     factors = [Fraction(1)]
     if answer.unit and truth.unit and answer.unit[1] and truth.unit[1]:
-        if answer.unit[0] != truth.unit[0]:
-            return False
-        factors = [answer.unit[1] / truth.unit[1]]
+        factors = [answer.unit[1] / truth.unit[1]] if answer.unit[0] == truth.unit[0] else []
     elif PERCENT in (answer.unit, truth.unit):
         factors.append(Fraction(1, 100) if answer.unit == PERCENT else Fraction(100))
     return any(_same_value(answer, truth, factor) for factor in factors)

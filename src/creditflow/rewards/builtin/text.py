@@ -80,7 +80,7 @@ def _number(text: str) -> Numeral | None:
         if value and value.number is not None:
             return value.number, value.unit == PERCENT
         plain = _SCRIPTS.sub(" ", value.text) if value and not value.has("words") else ""
-        if "^" not in plain and (numbers := numbers_in(plain)):
+        if not re.search(r"\^|\d ?!", plain) and (numbers := numbers_in(plain)):
             return numbers[-1].exact, numbers[-1].percent
     return None
 

@@ -22,12 +22,16 @@ from creditflow.rewards.support.text import as_ascii, without_thoughts
 
 MAX_CHARACTERS = 20_000
 """Only the end of a longer text is read."""
-MAX_BOXES = 24
 
+_TURN_ENDS = re.compile(r"<[|\uff5c]\w{2,24}[|\uff5c]>|</s>|<eos>|<end_of_turn>")
 _TAGGED = re.compile(r"(?is)<answer>((?:(?!</?answer>).)*)</answer>")
 _BOX = re.compile(r"\\{1,2}(?:boxed|fbox)(?![a-zA-Z])\s{0,3}")
 _JOINS = re.compile(r"[^.!?]{0,40}(?:[,;]|\b(?:and|or)\b)[^.!?]{0,40}|[^\w.!?]{0,12}")
 _EMPHASIS = re.compile(r"(?<![\w)}\]\\])(\*{1,3}|_{1,3}|`{1,3})(?=[^\s*_`])([^\n]{1,200}?)(?<=\S)\1(?!\w)")
+_EXCLAMATION = re.compile(
+    r"(?<![\\\w])([^\W\d_]{2,20}:?\s{1,3}\S{0,40}?[\d$)])!{1,3}(?!\s{0,2}[a-z0-9=+*/^$\\(){},.!-])"
+)
+"""A mark at the end of a sentence, right behind a word and a number or formula: no factorial."""
 _ANSWER_LINE = re.compile(r"####[ \t]*(?!(?:[A-Z][a-z]+ )?[0-9]{1,3}[.:)][ \t]+[^\W\d])(\S[^\n]*)")
 _PHRASE = re.compile(r"(?i)\banswer[ \t]{0,3}(?:is|:|=)[ \t]{0,3}:?\}?|(?:答案|答え)[是为はは\uff1a:]{1,2}")
 _COLON = re.compile(r"(?<=[^\W\d_])\s?[:\uff1a]\s?\}?")
@@ -35,12 +39,13 @@ _CLAUSE_ENDS = (r"\n", r"[.!?](?:\s|\Z)", r"[,;]\s|\s(?:because|since|which|as)\
 _FORMULA = r"\$\$([^$]{1,2000})\$\$|(?<![\\\d$])\$([^$\n]{1,2000})\$|\\\(([^\n]{1,2000}?)\\\)|\\\[(.{1,2000}?)\\\]"
 _FORMULAS = re.compile(rf"(?s)(?:{_FORMULA})(?:(?:,?\s{{0,3}}(?:and|or)|,)\s{{0,3}}(?:{_FORMULA}))?")
 _GROUPS = r"[0-9]{1,3}(?:(?:[ '~]|\\[ ,;!]|\{,\})[0-9]{3})+(?![0-9]|\s?/)"
-_DECIMAL = rf"(?:(?:{_GROUPS}|[0-9][0-9,]*)(?:\.[0-9]+)?|(?<![0-9])\.[0-9]+)(?:[eE][-+]?[0-9]{{1,4}}(?!\w))?"
-_NUMBER = rf"(?:[$\u20ac\u00a3]?{_DECIMAL}|\\[dt]?frac\{{[0-9]+\}}\{{[0-9]+\}})[\u00b2\u00b3\u00b9\u2070-\u207b]*"
+_DECIMAL = rf"(?:(?:{_GROUPS}|[0-9][0-9,]*)(?:\.[0-9]+)?|(?<![\w.])\.[0-9]+)(?:[eE][-+]?[0-9]{{1,4}}(?!\w))?"
+_NUMBER = rf"(?:[$\u20ac\u00a3]?{_DECIMAL}!*|\\[dt]?frac\{{[0-9]+\}}\{{[0-9]+\}})[\u00b2\u00b3\u00b9\u2070-\u207b]*"
 _SIGN = r"\s?(?:[-+*/^\u00d7\u00b7]|\\times|\\cdot)\s?\{?"
 _SCALE = r"\$?(?:\s?\\?%|\s(?:hundred|thousand|(?:m|b|tr)illion)\b)"
-# no exponent and no subscript; also a mixed number
-_START = r"(?<![\w^])(?<!\d\.)(?<![\^_]\{)(?<![\^_{]-)(?:(?<![\w)])-)?(?:\d{1,9}\s?(?=[0-9]+\s?/\s?[0-9]|\\[dt]?frac))?"
+# no exponent, no subscript and no part of a name (x2, CO2), unless letters are a word or currency; also a mixed number
+_SIGNED = r"(?<![\^_]\{)(?<![\^_{]-)(?:(?<![\w)])-)?(?:[0-9]{1,9}\s?(?=[0-9]+\s?/\s?[0-9]|\\[dt]?frac))?"
+_START = rf"(?:(?<![\w^])|(?<=[a-zA-Z]{{3}})(?![0-9]*[A-Z])|(?<=Rs))(?<!\d\.){_SIGNED}"
 _CALCULATION = rf"{_START}{_NUMBER}(?:{_SIGN}-?{_NUMBER}\}}?){{0,50}}(?:{_SCALE})?"
 _CALCULATIONS = re.compile(rf"{_CALCULATION}(?:,?\s(?:and|or)\s{_CALCULATION}){{0,9}}")
 
@@ -50,10 +55,8 @@ def places(text: str, last_number: bool = True) -> Iterator[tuple[str, ...]]:
 
     `last_number=False` leaves out the last number, which is a guess.
     """
-    text = re.sub(
-        r"<[|\uff5c]\w{2,24}[|\uff5c]>|</s>|<eos>|<end_of_turn>", "", without_thoughts(text[-MAX_CHARACTERS:])
-    )
-    text = _EMPHASIS.sub(r"\2", (_TAGGED.findall(text) or [text])[-1])
+    text = _TURN_ENDS.sub("", without_thoughts(text[-MAX_CHARACTERS:]))
+    text = _EXCLAMATION.sub(r"\1", _EMPHASIS.sub(r"\2", (_TAGGED.findall(text) or [text])[-1]))
     if (boxed := last_box(text)) is not None:
         yield (boxed,)
         text, last_number = boxed, False
@@ -65,8 +68,7 @@ def places(text: str, last_number: bool = True) -> Iterator[tuple[str, ...]]:
     yield (text.strip(),)
     yield _last_formula(text)
     sentence = "".join(conclusions[-1][:2][-1:]) if conclusions else text
-    if last_number and (calculations := _CALCULATIONS.findall(as_ascii(sentence))):
-        yield (calculations[-1].rstrip(","),)
+    yield from ((numbers.rstrip(","),) for numbers in _CALCULATIONS.findall(as_ascii(sentence))[-1:] if last_number)
 
 
 def answer_lines(text: str) -> list[str]:
@@ -77,17 +79,15 @@ def answer_lines(text: str) -> list[str]:
 
 def _clauses(text: str) -> tuple[str, ...]:
     """The text up to the end of its line, of its sentence and of its clause; then what follows `is`, or a formula."""
-    clauses = [text := re.split(end, text, maxsplit=1)[0].strip() for end in _CLAUSE_ENDS]
-    sentence, clause = clauses[1:]
+    _, sentence, clause = clauses = [text := re.split(end, text, maxsplit=1)[0].strip() for end in _CLAUSE_ENDS]
     clauses += [sentence.rpartition(" is ")[2], clause.rpartition(" is ")[2], *_last_formula(sentence)]
     return tuple(dict.fromkeys(clause for clause in clauses if clause.strip("*$ ")))
 
 
 def _last_formula(text: str) -> tuple[str, ...]:
-    match = next(reversed(list(_FORMULAS.finditer(text))), None)
-    if match is None or re.search(rf"[0-9]|\A{_SCALE}", text[match.end() :]):
-        return ()
-    return (", ".join(filter(None, match.groups())),)
+    matches = list(_FORMULAS.finditer(text))[-1:]
+    is_last = matches and not re.search(rf"[0-9]|\A{_SCALE}", text[matches[0].end() :])
+    return (", ".join(filter(None, matches[0].groups())),) if is_last else ()
 
 
 def last_box(text: str) -> str | None:
@@ -95,7 +95,8 @@ def last_box(text: str) -> str | None:
 
     An unclosed box holds the rest of the text. An empty box is an empty answer.
     """
-    boxes = [(match.start(), *_content(text, match.end())) for match in list(_BOX.finditer(text))[-MAX_BOXES:]]
+    # the last 24 only: nested ones take quadratic time
+    boxes = [(match.start(), *_content(text, match.end())) for match in list(_BOX.finditer(text))[-24:]]
     boxes = [box for i, box in enumerate(boxes) if not any(box[0] < before[2] for before in boxes[:i])]  # not nested
     if not boxes:
         return None

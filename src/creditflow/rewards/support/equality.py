@@ -7,7 +7,6 @@ Importing this module imports sympy. The caller limits the time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from fractions import Fraction
 from functools import lru_cache, partial
 from typing import Any
@@ -121,7 +120,7 @@ def _same_value(left: Any, right: Any) -> bool:
     return all(seen) if len(seen) * 2 >= len(values) else bool(sympy.simplify(difference) == 0)
 
 
-def _points(expression: Any) -> Iterator[dict[Any, Any]]:
+def _points(expression: Any) -> Any:
     """Values for the variables, of both signs, at which unequal formulas hardly ever agree; primes for a factorial."""
     variables, is_whole = sorted(expression.free_symbols, key=str), expression.has(*_GROWING[1:])
     for k in range(POINTS if variables else 1):
@@ -146,8 +145,7 @@ def _same_relation(left: Any, right: Any) -> bool:
     if left.free_symbols != right.free_symbols:
         return False
     if isinstance(left, sympy.Eq) and isinstance(right, sympy.Eq):
-        sides = (sympy.fraction(sympy.together(relation.lhs - relation.rhs))[0] for relation in (left, right))
-        some, others = (side.primitive()[1] for side in sides)
+        some, others = (sympy.fraction(sympy.together(eq.lhs - eq.rhs))[0].primitive()[1] for eq in (left, right))
         return _same_value(some, others) or _same_value(some, -others)
     if len(left.free_symbols) == 1:
         return bool(_in_library(left.as_set(), right.as_set()))

@@ -14,6 +14,7 @@ from fractions import Fraction
 from functools import cache, lru_cache
 from importlib import import_module
 from itertools import accumulate
+from math import factorial
 from typing import Any, Literal
 
 from creditflow.rewards.support.text import as_ascii
@@ -76,18 +77,18 @@ _COMMANDS = ["\\cdot ", "\\times ", "\\infty ", "\\pm ", "\\pi ", "\\emptyset ",
 _SYMBOLS = str.maketrans(dict(zip("\u00b7\u00d7\u221e\u00b1\u03c0\u2205\u00b0\u221a", _COMMANDS, strict=True)))
 _SCALES = (("hundred", 2), ("thousand", 3), ("million", 6), ("billion", 9), ("trillion", 12))
 _FUNCTIONS = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|log|ln|exp|pi|infty|sqrt"
+_CODES = {rf"usd|[a-z]{{1,2}}{_DOLLAR}": _DOLLAR, r"inr|rs\.?": "\u20b9", "eur": "\u20ac", r"gbp|\\pounds": "\u00a3"}
+_STYLE = r"\\(?:(?:text|math)(?!bb|c|fr|sc)[a-z]{0,6}|operatorname|mbox|underline|emph|rm)\s?\{"
+_DECLARATIONS = r"[a-z]{4,12}style|bm|boldsymbol|bf|it|em|sf|tiny|[a-z]{0,8}size|small|(?i:large|huge)"
+_ROWS = r"\\begin ?\{(?:cases|gathered|aligned)\}|\\\{ ?\\begin ?\{array\} ?\{[lcr| ]{1,40}\}"
 _REWRITES: tuple[tuple[str, Any], ...] = (
     (r"(?<!\\)\\\\(?=[a-zA-Z])(?!.*\\end)", r"\\"),
-    (r"\\(?:text)?color\s?\{[a-zA-Z]{1,20}\}", ""),
-    (r"(?<!\\)\\(?:[()\[\]]|(?:(?:text|display)style|limits|hline|bm|boldsymbol|bf|q?quad)(?![a-zA-Z]))", " "),
+    (rf"(?<!\\)\\(?:[()\[\]]|(?:{_DECLARATIONS}|limits|hline|q?quad)(?![a-zA-Z]))", " "),
     (r"\\\\(?![a-zA-Z])\s?(?:\[[^\[\]]{0,12}\])?\s?[,;:]?", r"\\\\ "),
-    (r"\\(?:left|right|[bB]igg?[lr]?)(?=[\s()\[\].|\\])\s?\.?", ""),
+    (r"\\(?:text)?color\s?\{[a-zA-Z]{1,20}\}|\\(?:left|right|[bB]igg?[lr]?)(?=[\s()\[\].|\\])\s?\.?", ""),
     (r"\\([lr])angle(?![a-zA-Z])", lambda side: "()"[side[1] == "r"]),
+    (rf"(?:{_ROWS})(.*)\\end ?\{{\w+\}}", lambda rows: rows[1].replace("\\\\", ",")),
     (r"\\(begin|end) ?\{(?:(?:small|[bBp])?matrix\*?|array)\}(?:\[[a-z]\]| ?\{[lcr| ]{1,40}\})?", r"\\\1{pmatrix}"),
-    (
-        r"\\begin\s?\{(cases|aligned|gathered)\}(.*)\\end\s?\{\1\}",
-        lambda rows: rows[2].replace("\\\\", ",").replace("&", ""),
-    ),
     (r"\\(?:varnothing|empty)(?![a-zA-Z])|\\\{\s?\\\}", r"\\emptyset "),
     (r"\^\s?\{?\s?\\circ(?![a-zA-Z])\s?\}?|\\degree(?![a-zA-Z])", " degrees "),
     (r"(?<=\d)\.\.\.|\\dots(?![a-zA-Z])", r"\\ldots "),
@@ -101,13 +102,15 @@ _REWRITES: tuple[tuple[str, Any], ...] = (
     (r"\^\s?(-\s?\w{1,20})", r"^{\1}"),
     (r"\\lg(?![a-zA-Z])", r"\\log_{10} "),
     (r"(?<=(?:rm|xt)\{[A-Z])(?:\\[,; ]|~| )(?=[a-z]{1,2}\})", r" \\cdot "),  # N m
-    (r"\\(?:(?:text|math)(?!bb|c|f|s)[a-z]{0,6}|operatorname|mbox|rm)\s?\{((?:[^{}]|\{[^{}]*\})*)\}", r" \1 "),
+    (rf"(?:\\mu ?|\u03bc)({_STYLE})|({_STYLE} ?)\\mu ?|\u03bc(?=[a-zA-Z])", "\\1\\2\u00b5"),
+    *[(_STYLE + r"((?:[^{}]|\{[^{}]*\})*)\}", r" \1 ")] * 2,
     (r"(?:(?<!\\)\\[,;:! ]|~|[\s\x00])+", " "),
-    (r"(\d)(?: ?\^ ?\{? ?|(?<=1)(?=st)|(?<=2)(?=nd)|(?<=3)(?=rd)| ?(?=th))(?:st|nd|rd|th)(?![a-zA-Z]) ?\}?", r"\1"),
-    (r"(?<=[\d}]) (?:\\mu|\u03bc) ?(?=[mgslFAVWJHL](?![a-zA-Z]))", " u"),
     (r"(?<![\d.,^{])\d{1,3}(?: \d{3}){1,20}(?!\d|\s?/)", lambda groups: groups[0].replace(" ", "")),
+    (r"(?<=\d )([kMG]?) ?(\\Omega|\u03a9|\\AA)(?![a-zA-Z])", lambda m: m[1] + ("\xc5" if "A" in m[2] else "ohm")),
+    *((rf"(?i)(?<![a-z])(?:{code})\s?(?=\.?\d)", sign) for code, sign in _CODES.items()),
     *((rf"(?i)(?<=[\d}}])\s?{word}s?(?![a-z])", rf" \\cdot 10^{{{power}}}") for word, power in _SCALES),
-    (r"(?i)\A\s?(?:[a-z]\s?(?:\\in(?![a-z])|\u2208)|\\approx|\u2248|approximately\b|about\b|roughly\b)", ""),
+    (r"(?i)\A\s?(?:[a-z]\s?(?:\\in(?![a-z])|\u2208)|\\approx|\u2248|(?:approximate|rough)ly\b|about\b)", ""),
+    (r"(?<=\d) ?(?:\^ ?\{? ?)?(?:st|nd|rd|th)(?![a-zA-Z])(?: ?\})?|, ?&? ?(?==)|&(?= ?(?:[=<>]|\\[lg]e))", ""),
 )
 
 
@@ -198,7 +201,7 @@ _CURRENCIES = {_DOLLAR: "dollar", "\u20ac": "euro", "\u00a3": "pound", "\u20b9":
 _UNITS: dict[str, Unit] = {name: (name, Fraction(1)) for name in (*_CURRENCIES.values(), "am", "pm", "degree")}
 _UNITS |= {"usd": _UNITS["dollar"], "cent": ("dollar", Fraction(1, 100)), "deg": _UNITS["degree"], "%": PERCENT}
 """Units in which answers differ from physics: money, times of day and angles are never converted."""
-_SHORT_UNIT = re.compile(r"[ghlmsACFHJKLNVW]|[cdkmnu][mgls]|[kmu]L|[kmu][AFHJNVW]|ft|hr|in|lb|mi|oz|yd|Hz|Pa")
+_SHORT_UNIT = re.compile(r"[ghlmsACFHJKLNVW\xc5]|\xb5\w|[cdkmnu][mgls]|[kmu][AFHJLNVW]|ft|hr|in|lb|mi|oz|yd|Hz|Pa")
 """Others of one or two letters are products of variables: pint would read 2ab as attobarns."""
 _POWERS = rf"{_LETTER}{{1,20}}(?:\s?\^\s?\{{?\s?-?[1-4]\s?\}}?)?"
 _LAST_UNIT = re.compile(rf"(?:(?<=[\d)}}])|(?<=\\pi))(\s?)(%|{_POWERS}(?:\s?(?:/|\\cdot|\s)\s?{_POWERS}){{0,3}})\s?\Z")
@@ -218,9 +221,8 @@ def _element(text: str) -> Answer:
     is_named = len(sides) > 1 and len(sides[0]) < 60 and not _NO_NAME.search(_ARGUMENTS.sub("", sides[0]))
     if is_named and not (side := _read(sides[-1])).has("words"):
         return Answer("expression", text, name="".join(sides[0].split()), parts=(side,))
-    if currency := re.fullmatch(r"(?s)([-+]?)\s?([\uff04\u20ac\u00a3\u20b9\u00a5]|Rs\.?)\s?(\S.*)", text):
-        name = "" if currency[3][-1].isalpha() else f" {_CURRENCIES.get(currency[2], 'rupee')}"
-        text = currency[1] + currency[3] + name
+    if currency := re.fullmatch(r"(?s)([-+]?)\s?([\uff04\u20ac\u00a3\u20b9\u00a5])\s?(\S.*)", text):
+        text = currency[1] + currency[3] + ("" if currency[3][-1].isalpha() else f" {_CURRENCIES[currency[2]]}")
     value, unit = _cut_unit(text)
     if (number := rational(value)) is not None:
         return Answer("number", value, number, unit)
@@ -275,12 +277,13 @@ _QUOTIENT = re.compile(r"(?:(\d{1,300})\s)?(\d{1,300})\s?[/:]\s?(\d{1,300})")
 _REPEATING = re.compile(r"(\d*)\.(\d*?)(?:(\d{1,9}?)\3{1,30}\s?\\ldots|\s?\\(?:overline|bar|dot)\s?\{\s?(\d+)\s?\})")
 _BASE = re.compile(r"\(?(\d[\da-zA-Z]{0,60})\)?\s?_\s?(?:\{\s?(\d{1,2})\s?\}|([2-9]))")
 _POWER = re.compile(r"(?:(.*\S)\s?(?:\\times|\\cdot|\*|x))?\s?(\d{1,3})\s?\^\s?(?:\{\s?([-+]?\d{1,3})\s?\}|(\d))")
-_DECIMAL = re.compile(r"(?:\d{1,300}\.?\d{0,300}|\.\d{1,300})(?:[eE][-+]?\d{1,3})?")
+_DECIMAL = re.compile(r"((?:\d{1,300}\.?\d{0,300}|\.\d{1,300})(?:[eE][-+]?\d{1,3})?)(?:\s?\\ldots)?")
 
 
 def rational(text: str) -> Fraction | None:
     """The rational number that the text writes out; None for other texts."""
     text = _FRACTION.sub(lambda part: f" {part[1] or part[2]}/{part[3] or part[4]}", text).strip()
+    text = re.sub(r"(?<![^-])(\d\d?) ?!\Z", lambda number: str(factorial(int(number[1]))), text)
     sign, text = -1 if text.startswith("-") else 1, (text[1:] if text[:1] in ("-", "+") else text).strip()
     try:
         if match := _QUOTIENT.fullmatch(text):
@@ -292,7 +295,6 @@ def rational(text: str) -> Fraction | None:
             return sign * Fraction(int(match[1], int(match[2] or match[3])))
         if (match := _POWER.fullmatch(text)) and (factor := rational(match[1] or "1")) is not None:
             return sign * factor * Fraction(int(match[2])) ** int(match[3] or match[4])
-        text = text.removesuffix("\\ldots").strip()
-        return sign * Fraction(text) if _DECIMAL.fullmatch(text) else None
+        return sign * Fraction(match[1]) if (match := _DECIMAL.fullmatch(text)) else None
     except (ValueError, ZeroDivisionError):  # a digit outside of the base; division by zero
         return None

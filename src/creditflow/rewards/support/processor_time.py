@@ -26,7 +26,7 @@ def processor_time_limit(seconds: float) -> Iterator[None]:
             raise _TimeIsUpError
 
     old_handler = signal.signal(signal.SIGPROF, ring)
-    collecting = gc.isenabled()
+    restore_collector = gc.enable if gc.isenabled() else gc.disable
     gc.disable()
     left, interval = signal.setitimer(signal.ITIMER_PROF, seconds, 0.05)
     try:
@@ -38,5 +38,4 @@ def processor_time_limit(seconds: float) -> Iterator[None]:
         running = False
         signal.setitimer(signal.ITIMER_PROF, left, interval)
         signal.signal(signal.SIGPROF, old_handler)
-        if collecting:
-            gc.enable()
+        restore_collector()
