@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from creditflow.reports.index import Index
 from creditflow.reports.overview import settings
-from creditflow.reports.significance import Trend, association, at_least, trend
+from creditflow.reports.significance import association, at_least, trend
 from creditflow.runs import Ledger
 
 ERROR_RATE = 0.05
@@ -180,7 +180,8 @@ def learning(tables: Tables) -> Iterator[Finding]:
         yield _constant(tables, name, distinct.pop(), len(points))
         return
     span = points[-1][0] - points[0][0]
-    evidence = _slope(fit, span)
+    over = [100 * value * span for value in (fit.slope, fit.low, fit.high)]
+    evidence = f"trend over the run {over[0]:+.1f} points, 95 % interval [{over[1]:+.1f}, {over[2]:+.1f}]"
     method = f"{_METHODS['trend']} over {len(points)} values, p {_p(fit.p)}"
     rate = float(tables.setting(_RATE, _DEFAULT_RATE))
     from_to = f"from {fit.first:.3f} in its first quarter to {fit.last:.3f} in its last"
@@ -208,11 +209,6 @@ def _constant(tables: Tables, name: str, value: float, n: int) -> Finding:
     reason = "a rare success needs more rollouts of a task; easier tasks or a supervised warm-up help more"
     change = Change(key, 2 * int(tables.setting(key, 8)), reason)
     return Finding("learning", "problem", sentence, evidence, name, None, change)
-
-
-def _slope(fit: Trend, span: float) -> str:
-    over = [100 * value * span for value in (fit.slope, fit.low, fit.high)]
-    return f"trend over the run {over[0]:+.1f} points, 95 % interval [{over[1]:+.1f}, {over[2]:+.1f}]"
 
 
 def _three_fold(rate: float, sign: int) -> float:
@@ -327,47 +323,28 @@ def withheld_credit(tables: Tables) -> Iterator[Finding]:
     if not n_tests or 0.5**most > ERROR_RATE / n_tests:
         yield _unknown("withheld_credit", f"whether credit is withheld: {most} training steps with credit are too few")
         return
-    bound = ERROR_RATE / n_tests
+    bound, threshold = ERROR_RATE / n_tests, {"kind": "quantile", "target_pass_rate": 0.8}
     for agent, shares in gated.items():
-        if (n := _exceeding(shares, bound)) is not None:
-            yield Finding(
-                "withheld_credit",
-                "problem",
-                f"The gates of {agent} withhold {_share(median(shares))} of the credit that reaches them.",
-                _sign_evidence(n, shares, "of the credit"),
-                f"credit/gated_off/{agent}",
-                None,
-                Change(
-                    "algorithm.propagation_threshold",
-                    {"kind": "quantile", "target_pass_rate": 0.8},
-                    "a threshold that four of five steps pass",
-                ),
-            )
+        sentence = f"The gates of {agent} withhold {_share(median(shares))} of the credit that reaches them."
+        change = Change("algorithm.propagation_threshold", threshold, "a threshold that four of five steps pass")
+        yield from _withheld(shares, bound, sentence, "of the credit", f"credit/gated_off/{agent}", change)
     for agent, shares in masked.items():
-        if (n := _exceeding(shares, bound)) is not None:
-            yield Finding(
-                "withheld_credit",
-                "problem",
-                f"{_share(median(shares))} of the steps of {agent} are masked and train nothing.",
-                _sign_evidence(n, shares, "of the steps"),
-                _present(tables, f"groups/frozen/{agent}") or _present(tables, "groups/masked_steps"),
-                None,
-                _unmask(tables),
-            )
+        sentence = f"{_share(median(shares))} of the steps of {agent} are masked and train nothing."
+        metric = _present(tables, f"groups/frozen/{agent}") or _present(tables, "groups/masked_steps")
+        yield from _withheld(shares, bound, sentence, "of the steps", metric, _unmask(tables))
 
 
-def _exceeding(shares: Sequence[float], bound: float) -> int | None:
-    """The number of training steps above `_WITHHELD`; None if more than half of them is not certain."""
+def _withheld(
+    shares: Sequence[float], bound: float, sentence: str, of: str, metric: str | None, change: Change
+) -> Iterator[Finding]:
+    """The finding, if it is certain that more than half of the training steps are above `_WITHHELD`."""
     n = sum(share > _WITHHELD for share in shares)
-    return n if at_least(n, len(shares), 0.5) <= bound else None
-
-
-def _sign_evidence(n: int, shares: Sequence[float], of: str) -> tuple[str, ...]:
-    p = at_least(n, len(shares), 0.5)
-    return (
-        f"over {_share(_WITHHELD)} {of} in {n} of {len(shares)} training steps",
-        f"{_METHODS['sign']}, p {_p(p)}",
-    )
+    if (p := at_least(n, len(shares), 0.5)) <= bound:
+        evidence = (
+            f"over {_share(_WITHHELD)} {of} in {n} of {len(shares)} training steps",
+            f"{_METHODS['sign']}, p {_p(p)}",
+        )
+        yield Finding("withheld_credit", "problem", sentence, evidence, metric, None, change)
 
 
 def _unmask(tables: Tables) -> Change:
