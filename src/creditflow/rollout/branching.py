@@ -148,7 +148,7 @@ class _KeptResponses:
         self._later: set[tuple[str, object]] = set()
         """Calls of later recorded steps, which may be made while kept steps are replayed."""
         for step in in_order_of_calls(steps):
-            turns = recorded_turns(step)
+            turns: list[list[int]] = step.info.get("turns", [[0, len(step.response_ids)]])  # results stand between
             keys = [(step.agent, step.prompt_ids + step.response_ids[:begin]) for begin, _ in turns]
             for key in (*keys, (step.agent, step.prompt)):
                 if step.index >= at:
@@ -259,11 +259,7 @@ class _KeptResponses:
 
     async def _wait_for_turn(self, step: Step | None) -> None:
         """Wait until `step` is the first of the kept steps that are left, or until none is left."""
-
-        def due() -> bool:
-            return self._left[0] is step if self._left else step is None
-
-        await self._wait(due)
+        await self._wait(lambda: self._left[0] is step if self._left else step is None)
 
     async def _wait(self, due: Callable[[], bool], first: Step | None = None) -> None:
         """Wait for a condition or a refusal. `first`: the step to name if it never comes; default: the first left."""
@@ -331,12 +327,6 @@ class _Chat(ChatClient):
         if (kept := await self._responses.kept(self._agent, spelled(messages))) is not None:
             return ChatReply(kept[0].response, finish_reason(kept[0]))
         return await self._client.chat(messages, max_tokens=max_tokens, temperature=temperature, seed=seed)
-
-
-def recorded_turns(step: Step) -> list[list[int]]:
-    """The begin and end of each sampled turn in the step's response; tools' results stand between turns."""
-    turns: list[list[int]] = step.info.get("turns", [[0, len(step.response_ids)]])
-    return turns
 
 
 def finish_reason(step: Step) -> FinishReason:

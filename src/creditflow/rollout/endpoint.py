@@ -180,7 +180,11 @@ class Endpoint:
         and time-outs, not on a redirect or any other 4xx. `fields`: of this request; those of `body` take precedence.
         Raises EndpointError, with the reason and the number of tries, if no try brought a reply.
         """
-        connections = self._own_connections()
+        loop = asyncio.get_running_loop()
+        if loop not in self._connections:
+            self._connections = {other: own for other, own in self._connections.items() if not other.is_closed()}
+            self._connections[loop] = _Connections(self.max_concurrency)
+        connections = self._connections[loop]
         options = {name: value for name, value in {**(fields or {}), **self.body}.items() if value is not None}
         request = {**options, "model": self.model, "messages": list(messages)}
         body = json.dumps(request, ensure_ascii=False).encode("utf-8", "replace")
@@ -205,13 +209,6 @@ class Endpoint:
         if connections := self._connections.pop(asyncio.get_running_loop(), None):
             for client in connections.clients.values():
                 await client.aclose()
-
-    def _own_connections(self) -> _Connections:
-        loop = asyncio.get_running_loop()
-        if loop not in self._connections:
-            self._connections = {other: own for other, own in self._connections.items() if not other.is_closed()}
-            self._connections[loop] = _Connections(self.max_concurrency)
-        return self._connections[loop]
 
     def _make_client(self) -> Any:
         try:

@@ -112,12 +112,13 @@ class Tool:
             if is_callers_end(error):
                 raise
             return self._raised(error)
-        if self._takes_state:
+        if STATE in inspect.signature(self.function).parameters and STATE not in _bound(self.function):
             checked[STATE] = state
-        call = functools.partial(self.function, **checked)
+        call, whole = functools.partial(self.function, **checked), _whole(self.function)
+        is_async = inspect.iscoroutinefunction(whole) or inspect.iscoroutinefunction(type(whole).__call__)
         limit = asyncio.timeout(self.timeout)
         try:
-            result: Any = call() if self.inline or self._is_async else in_thread(call)
+            result: Any = call() if self.inline or is_async else in_thread(call)
             async with limit:
                 while inspect.isawaitable(result):  # a plain function may return an awaitable
                     result = await result
@@ -131,15 +132,6 @@ class Tool:
 
     def _raised(self, error: BaseException) -> ToolResult:
         return ToolResult(self.name, "error", f"error: {type(error).__name__}: {first_line(error)}")
-
-    @property
-    def _is_async(self) -> bool:
-        function = _whole(self.function)
-        return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-
-    @property
-    def _takes_state(self) -> bool:
-        return STATE in inspect.signature(self.function).parameters and STATE not in _bound(self.function)
 
 
 async def call_tool(tools: Mapping[str, Tool], call: ToolCall, state: dict[str, Any]) -> ToolResult:

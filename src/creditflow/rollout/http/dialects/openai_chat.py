@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
@@ -56,12 +56,9 @@ class ChatRequest(CompletionFields):
     logprobs: bool | None = False
 
     def unread(self) -> dict[str, Any]:
-        return super().unread() | unread_parts(message.content for message in self.messages)
-
-    def ignored(self, allowed: Collection[str] = ()) -> tuple[str, ...]:
         # Only one of several calls is reported, but all were sampled, and are trained on.
-        several = ("parallel_tool_calls",) if self.parallel_tool_calls is False else ()
-        return tuple(sorted((*super().ignored(allowed), *several)))
+        several = {"parallel_tool_calls": True} if self.parallel_tool_calls is False else {}
+        return super().unread() | several | unread_parts(message.content for message in self.messages)
 
     @property
     def conversation(self) -> list[Message]:

@@ -7,7 +7,7 @@ by the client. Thoughts stay in the text, so an answer has no reasoning items.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -159,12 +159,10 @@ class ResponsesRequest(Request):
             unread["input.reasoning"] = True
         if any(value != LOGPROBS for value in self.include or ()):
             unread["include"] = True
+        if self.parallel_tool_calls is False:
+            # Only one of several calls is reported, but all were sampled, and are trained on.
+            unread["parallel_tool_calls"] = True
         return unread
-
-    def ignored(self, allowed: Collection[str] = ()) -> tuple[str, ...]:
-        # Only one of several calls is reported, but all were sampled, and are trained on.
-        several = ("parallel_tool_calls",) if self.parallel_tool_calls is False else ()
-        return tuple(sorted((*super().ignored(allowed), *several)))
 
     def prompts(self, earlier: Sequence[Message] = ()) -> Sequence[Prompt]:
         system = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
@@ -236,11 +234,12 @@ def answer(request: ResponsesRequest, replies: Sequence[Reply], tokens_of: Token
     place = f"{rollout_of(reply.step.trajectory_id)}_{reply.step.index}"
     output: list[dict[str, Any]] = []
     if text or not calls:  # clients read the text of an empty response, too
+        tokens = tokens_of(reply) if LOGPROBS in (request.include or ()) else []
         part = {
             "type": "output_text",
             "text": text,
             "annotations": [],
-            "logprobs": _logprobs(request, reply, tokens_of),
+            "logprobs": [{**token, "bytes": token["bytes"] or []} for token in tokens],  # these may not be null
         }
         message = {"id": f"msg_{place}", "type": "message", "status": status, "role": "assistant", "content": [part]}
         output.append(message)
@@ -265,7 +264,7 @@ def answer(request: ResponsesRequest, replies: Sequence[Reply], tokens_of: Token
         "previous_response_id": request.previous_response_id,
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "tool_choice": request.tool_choice,
-        "tools": [_echoed(tool) for tool in request.tools or ()],
+        "tools": [{"type": "function", **tool.model_dump(include=_FUNCTION)} for tool in request.tools or ()],
         "temperature": reply.step.temperature,
         "top_p": 1.0,
         "max_output_tokens": request.max_output_tokens,
@@ -280,16 +279,6 @@ def answer(request: ResponsesRequest, replies: Sequence[Reply], tokens_of: Token
             "total_tokens": read + sampled,
         },
     }
-
-
-def _echoed(tool: FunctionTool) -> dict[str, Any]:
-    return {"type": "function", **tool.model_dump(include=_FUNCTION)}
-
-
-def _logprobs(request: ResponsesRequest, reply: Reply, tokens_of: TokensOf) -> list[dict[str, Any]]:
-    if LOGPROBS not in (request.include or ()):
-        return []
-    return [{**token, "bytes": token["bytes"] or []} for token in tokens_of(reply)]  # these bytes may not be null
 
 
 def streamed(request: ResponsesRequest, answer: Mapping[str, Any]) -> bytes:
