@@ -58,6 +58,14 @@ class TokenSequences:
     """The index of each token of `response_ids` in the batch's [T] columns; -1 for tokens of prompts."""
 
     @classmethod
+    def from_parts(
+        cls, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], token_at: Ints
+    ) -> TokenSequences:
+        """Concatenate the prompts and responses of all sequences."""
+        ends, response_ends = (np.cumsum([0, *map(len, parts)]) for parts in (prompts, responses))
+        return cls(np.concatenate(prompts), ends, np.concatenate(responses), response_ends, token_at)
+
+    @classmethod
     def from_prefixes(cls, batch: Sequences, steps: Ints, prefix_B: Ints) -> TokenSequences:
         """The steps, each with the first `prefix_B` tokens of its prompt as the prompt.
 
@@ -99,13 +107,7 @@ class TokenSequences:
             tails[-1].append(batch.response_ids[at])
             places[-1].append(at)
         joined = [np.concatenate(tail) for tail in tails]
-        return cls(
-            np.concatenate(heads),
-            np.cumsum([0, *map(len, heads)]),
-            np.concatenate(joined),
-            np.cumsum([0, *map(len, joined)]),
-            np.concatenate([at for place in places for at in place]),
-        )
+        return cls.from_parts(heads, joined, np.concatenate([at for place in places for at in place]))
 
     @classmethod
     def from_joint_histories(cls, batch: TrajectoryBatch, wanted_S: Bools, longest: int) -> TokenSequences:
@@ -135,13 +137,7 @@ class TokenSequences:
                 if wanted_S[s] and end > longest:
                     response = int(batch.token_offsets[s + 1] - batch.token_offsets[s])
                     add(ids[end - longest : end], at[end - longest : end], longest - response)
-        return cls(
-            np.concatenate(prompts),
-            np.cumsum([0, *map(len, prompts)]),
-            np.concatenate(responses),
-            np.cumsum([0, *map(len, responses)]),
-            np.concatenate(places),
-        )
+        return cls.from_parts(prompts, responses, np.concatenate(places))
 
 
 def _joined(batch: TrajectoryBatch, steps: Sequence[int]) -> tuple[TokenIds, Ints, list[int]]:
@@ -380,13 +376,7 @@ def pack_prompts(prompts: Sequence[Sequence[int]]) -> tuple[PackedSteps, list[In
 def pack_pairs(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], prompt_of: Ints) -> PackedSteps:
     """Pack prompts with their responses; `prompt_of`: see `pack`."""
     prompts, responses = zip(*pairs, strict=True)
-    steps = TokenSequences(
-        np.concatenate(prompts),
-        np.cumsum([0, *map(len, prompts)]),
-        np.concatenate(responses),
-        np.cumsum([0, *map(len, responses)]),
-        np.arange(sum(map(len, responses))),
-    )
+    steps = TokenSequences.from_parts(prompts, responses, np.arange(sum(map(len, responses))))
     return pack(steps, np.arange(len(pairs)), prompt_of)
 
 
