@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from creditflow._utils.progress import Reporter
-from creditflow.config import Config, Recipe
+from creditflow.config import Config
 from creditflow.credit import Threshold
 from creditflow.credit.history import History
 from creditflow.data.curriculum import Curriculum
@@ -140,7 +140,7 @@ def begin(
     """Start a run in `path`, or resume its run from the newest intact checkpoint."""
     recipe, steps = components.recipe, total_steps(len(components.train_tasks), components.recipe.config)
     curriculum = build_curriculum(components.train_tasks, recipe.config)
-    if not (path / "run.json").exists():
+    if (began := read_facts(path, NAME)) is None:
         actors = policy_set.actors.values()
         facts = run_facts(
             recipe,
@@ -154,7 +154,9 @@ def begin(
         folder = create_folder(recipe, path, facts, reporter)
         return RunState(folder, components, policy_set, threshold, guard, reporter, curriculum=curriculum)
     folder = RunFolder.open(path)
-    policy_set.set_sizes(_begun_with(path, recipe))
+    # The run keeps its derived micro-batch sizes, so that another machine's memory does not change it.
+    derived: dict[str, int] = began.get("derived", {})
+    policy_set.set_sizes({key: size for key, size in derived.items() if attrgetter(key)(recipe.config) is None})
     back_to = rollbacks(path)
     named = recipe.config.trainer.resume_from_path
     if named is not None:
@@ -176,15 +178,8 @@ def begin(
     if state:
         run.restore(step, state)
     reporter.say(f"run folder: {folder.path}, goes on after step {step}")
-    if began := read_facts(path, NAME):
-        say_changes(began, recipe, data_facts(components, steps), reporter)
+    say_changes(began, recipe, data_facts(components, steps), reporter)
     return run
-
-
-def _begun_with(path: Path, recipe: Recipe) -> dict[str, int]:
-    """The derived micro-batch sizes of the run in `path`, so that another machine's memory does not change it."""
-    derived: dict[str, int] = (read_facts(path, NAME) or {}).get("derived", {})
-    return {key: size for key, size in derived.items() if attrgetter(key)(recipe.config) is None}
 
 
 def expect_resumable(components: Components, path: Path, steps: int) -> None:

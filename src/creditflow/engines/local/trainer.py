@@ -10,7 +10,7 @@ import numpy as np
 
 from creditflow._utils.progress import Reporter, phase
 from creditflow.config import Recipe
-from creditflow.credit import Assignment, CreditOptions, assign, make_threshold
+from creditflow.credit import Assignment, assign, make_threshold
 from creditflow.credit.analysis.metrics import batch_stats
 from creditflow.data import Floats, TrajectoryBatch
 from creditflow.engines.common.components import Components, build_components
@@ -29,7 +29,6 @@ from creditflow.engines.common.tracked import FolderTrackers
 from creditflow.engines.local.fidelity import fidelity_metrics
 from creditflow.engines.local.policy_set import PolicySet
 from creditflow.engines.local.rollouts import (
-    SampledBatch,
     Stopwatch,
     gather,
     sample_trajectories,
@@ -193,64 +192,42 @@ async def train_step(step: int, run: RunState) -> dict[str, float]:
     run.generated_tokens += gathered.response_tokens
     batch = TrajectoryBatch.from_trajectories(trajectories)
     run.warn(rollout_events(batch, step, run.folder.events()))
-    assignment, values_T = _credited(run, batch, options, timing)
+    with timing("values"), phase("values of the critic"):
+        values_T = policy_set.values(batch)
+    with timing("propagation"):
+        threshold = run.guard.threshold(run.threshold)
+        assignment = assign(batch, options, values_T=values_T, threshold=threshold, history=run.history)
+        run.threshold.update(batch_stats(assignment))
+        run.history = assignment.history_after or run.history
     if config.audit.every > 0 and step % config.audit.every == 0:
         with timing("audit"):
             audited = _audited(run, assignment, values_T)
             gathered.metrics.update(await fidelity_metrics(run, step, audited, trajectories))
-    metrics = _trained(run, step, gathered, assignment, values_T, timing)
+    section = config.actor_rollout_ref.actor
+    terms = [name for name, on in (("KL", section.use_kl_loss), ("entropy", section.entropy_coeff)) if on]
+    run.warn(tied_events(assignment, terms, step, run.folder.events()))
+    observed = policy_set.after_batch(step, trajectories)
+    with timing("update"):
+        update = _update(run, step, assignment, values_T)
+    policy_set.after_update(step)
+    with timing("ledger"):
+        run.folder.write_steps(step, assignment.batch, assignment)
+    with timing("metrics"):
+        metrics = {
+            **gathered.metrics,
+            **components.endpoint_metrics(),
+            **step_metrics(assignment.batch, gathered.report, assignment, threshold),
+            **update,
+            **observed,
+            **policy_set.peaks(),
+        }
+    metrics |= timing.metrics()
     metrics["timing/processor_s"] = time.process_time() - processor_s
     return metrics | {
         "throughput/tokens_per_s": gathered.tokens / metrics["timing/step_s"],
         "throughput/response_tokens_per_s": gathered.response_tokens / metrics["timing/rollout_s"],
         **_update_rate(metrics),
     }
-
-
-def _credited(
-    run: RunState, batch: TrajectoryBatch, options: CreditOptions, timing: Stopwatch
-) -> tuple[Assignment, Floats | None]:
-    """The credit of a training step, and the values [T] of the critics."""
-    with timing("values"), phase("values of the critic"):
-        values_T = run.policy_set.values(batch)
-    with timing("propagation"):
-        threshold = run.guard.threshold(run.threshold)
-        assignment = assign(batch, options, values_T=values_T, threshold=threshold, history=run.history)
-        run.threshold.update(batch_stats(assignment))
-        run.history = assignment.history_after or run.history
-    return assignment, values_T
-
-
-def _trained(
-    run: RunState,
-    step: int,
-    gathered: SampledBatch,
-    assignment: Assignment,
-    values_T: Floats | None,
-    timing: Stopwatch,
-) -> dict[str, float]:
-    """Update the policies and record the step; returns its metrics."""
-    config, policy_set, batch = run.config, run.policy_set, assignment.batch
-    section = config.actor_rollout_ref.actor
-    threshold = run.guard.threshold(run.threshold)
-    terms = [name for name, on in (("KL", section.use_kl_loss), ("entropy", section.entropy_coeff)) if on]
-    run.warn(tied_events(assignment, terms, step, run.folder.events()))
-    observed = policy_set.after_batch(step, gathered.trajectories)
-    with timing("update"):
-        update = _update(run, step, assignment, values_T)
-    policy_set.after_update(step)
-    with timing("ledger"):
-        run.folder.write_steps(step, batch, assignment)
-    with timing("metrics"):
-        metrics = {
-            **gathered.metrics,
-            **run.components.endpoint_metrics(),
-            **step_metrics(batch, gathered.report, assignment, threshold),
-            **update,
-            **observed,
-            **policy_set.peaks(),
-        }
-    return metrics | timing.metrics()
 
 
 def _audited(run: RunState, assignment: Assignment, values_T: Floats | None) -> Assignment:
