@@ -82,9 +82,9 @@ def measure_values(
     async def measure() -> Any:
         async with components.rewards.open(policies.policies):
             rollouts = MeasuringRollouts(components, policies)
-            branch = workflow_branch(components, rollouts)
+            branch = workflow_branch(rollouts)
             return await measure_decisions(
-                components, rollouts, branch, whole, trajectories, chosen, continuations, (DECISION_AUDIT, 0)
+                rollouts, branch, whole, trajectories, chosen, continuations, (DECISION_AUDIT, 0)
             )
 
     found = asyncio.run(measure())

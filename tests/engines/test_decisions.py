@@ -78,9 +78,9 @@ async def measured(components: Components, trajectories: list[Trajectory], k: in
     batch = TrajectoryBatch.from_trajectories(trajectories)
     rollouts = MeasuringRollouts(components, None)
     chosen = ChosenDecisions(np.arange(batch.n_steps), 1.0)
-    branch = workflow_branch(components, rollouts)
+    branch = workflow_branch(rollouts)
     async with components.rewards.open({}):
-        return await measure_decisions(components, rollouts, branch, batch, trajectories, chosen, k, (key,))
+        return await measure_decisions(rollouts, branch, batch, trajectories, chosen, k, (key,))
 
 
 def true_values(trajectory: Trajectory) -> list[float]:

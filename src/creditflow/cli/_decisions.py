@@ -64,7 +64,6 @@ class DecisionAudit:
     """The assignment that was trained on; None for trajectories without one."""
     skipped: Mapping[int, str]
     """The reason by step, for steps that cannot be audited."""
-    components: Components
     policy_set: PolicySet | None
     rollouts: MeasuringRollouts
     branch: Branch
@@ -96,10 +95,9 @@ def trained_run_audit(
         assignments,
         trained,
         skipped,
-        components,
         policy_set,
         rollouts,
-        workflow_branch(components, rollouts),
+        workflow_branch(rollouts),
         (DECISION_AUDIT, step),
     )
 
@@ -121,7 +119,7 @@ def imported_audit(
         with reporter.bar(f"loading {options.recipe}", announce=True, keep=False):
             components, policy_set = _recipe_parts(options)
         rollouts = MeasuringRollouts(components, policy_set)
-        branch = workflow_branch(components, rollouts)
+        branch = workflow_branch(rollouts)
         actors = options.endpoint or options.model or "the models of the recipe"
         if options.endpoint is not None:  # its tokens are unknown, so that records are compared by their texts
             trajectories = [_without_tokens(trajectory) for trajectory in trajectories]
@@ -140,7 +138,7 @@ def imported_audit(
             raise ConfigError("--outcome: expected an outcome function, which an endpoint alone does not have")
         components, policy_set = endpoint_components(_endpoint(options), options.outcome, Path.cwd()), None
         rollouts = MeasuringRollouts(components, None)
-        branch, problem, actors = final_step_branch(components, rollouts), final_step_problem, options.endpoint
+        branch, problem, actors = final_step_branch(rollouts), final_step_problem, options.endpoint
     places = ((n, index) for n, trajectory in enumerate(trajectories) for index in range(len(trajectory.steps)))
     for row, (n, index) in enumerate(places):
         failed = trajectories[n].status == "failed"
@@ -153,7 +151,6 @@ def imported_audit(
         {name: assign(batch, options_from(changed)) for name, changed in rules.items()},
         None,
         problems,
-        components,
         policy_set,
         rollouts,
         branch,
@@ -214,7 +211,8 @@ def run_audit(audit: DecisionAudit, options: AuditOptions, reporter: Reporter) -
     candidate_S[list(audit.skipped)] = False
     if not candidate_S.any():
         raise InputError(f"no decision can be audited: {_reasons(audit.skipped)}")
-    seed = audit.components.recipe.config.data.seed
+    config = audit.rollouts.components.recipe.config
+    seed = config.data.seed
     rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, *audit.key))))
     chosen = choose_decisions(audit.batch, candidate_S, options.continuations, options.decisions, math.inf, rng)
     reporter.say(
@@ -222,7 +220,7 @@ def run_audit(audit: DecisionAudit, options: AuditOptions, reporter: Reporter) -
         f"{options.continuations} continuations of each prefix"
     )
     measured = asyncio.run(_measure(audit, chosen, options.continuations, reporter))
-    measured.expect_few_failures(audit.components.recipe.config.actor_rollout_ref.rollout.max_failed_frac)
+    measured.expect_few_failures(config.actor_rollout_ref.rollout.max_failed_frac)
     rows = decision_rows(audit.batch, chosen.step_D, measured.values, audit.trained)
     rules = rule_fidelities(audit.assignments, chosen.step_D, measured.values)
     _print(audit, rows, rules, measured, options.top)
@@ -252,9 +250,8 @@ async def _measure(
 
     policies = {} if audit.policy_set is None else audit.policy_set.policies
     with reporter.bar("continuations", unit="rollouts") as bar:
-        async with audit.components.rewards.open(policies):
+        async with audit.rollouts.components.rewards.open(policies):
             return await measure_decisions(
-                audit.components,
                 audit.rollouts,
                 audit.branch,
                 audit.batch,

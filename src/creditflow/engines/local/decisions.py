@@ -156,18 +156,17 @@ class _Continuation:
         return Rollout(recorded.task, recorded.uid, id, (*self.key, self.at, self.side, self.number))
 
 
-def workflow_branch(components: Components, rollouts: MeasuringRollouts) -> Branch:
+def workflow_branch(rollouts: MeasuringRollouts) -> Branch:
     """The function that continues records by running the recipe's workflow again."""
 
     def branch(recorded: Trajectory, at: int, rollout: Rollout) -> Awaitable[Trajectory]:
-        workflow, agents = components.workflow, components.agents
-        return run_branch(recorded, at, rollout, workflow, agents, rollouts.scheduler, components.sampling)
+        parts = rollouts.components
+        return run_branch(recorded, at, rollout, parts.workflow, parts.agents, rollouts.scheduler, parts.sampling)
 
     return branch
 
 
 async def measure_decisions(
-    components: Components,
     rollouts: MeasuringRollouts,
     branch: Branch,
     batch: TrajectoryBatch,
@@ -183,9 +182,9 @@ async def measure_decisions(
     A prefix that is the whole trajectory is replayed once: nothing is sampled after it.
     Raises ConfigError if no reward function gives an outcome.
     """
-    if not any(function.level == "outcome" for function in components.rewards.functions):
+    if not any(function.level == "outcome" for function in rollouts.components.rewards.functions):
         raise ConfigError("reward.functions: expected an outcome function, of which values are measured, found none")
-    planned = _plan(components.recipe.config.data.seed, batch, trajectories, chosen, continuations, key)
+    planned = _plan(rollouts.components.recipe.config.data.seed, batch, trajectories, chosen, continuations, key)
     return_DK = np.full((2, len(chosen.step_D), continuations), np.nan)
     tokens = refused = failed = 0
     first_refusal = ""

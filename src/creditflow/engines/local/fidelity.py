@@ -55,9 +55,8 @@ async def fidelity_metrics(
     with phase("measuring fidelity", unit="continuations") as bar:
         rollouts = MeasuringRollouts(run.components, run.policy_set)
         measured = await measure_decisions(
-            run.components,
             rollouts,
-            workflow_branch(run.components, rollouts),
+            workflow_branch(rollouts),
             batch,
             trajectories,
             chosen,

@@ -61,8 +61,9 @@ def final_step_problem(trajectory: Trajectory, index: int) -> str:
     return ""
 
 
-def final_step_branch(components: Components, rollouts: MeasuringRollouts) -> Branch:
+def final_step_branch(rollouts: MeasuringRollouts) -> Branch:
     """The function that continues a record from its final step: the recorded answer, or a new one."""
+    components = rollouts.components
 
     async def branch(recorded: Trajectory, at: int, rollout: Rollout) -> Trajectory:
         kept = [replace(s, id=f"{rollout.id}/{s.index}", trajectory_id=rollout.id) for s in recorded.steps[:at]]
