@@ -156,7 +156,7 @@ class Reporter:
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.console = console or Console(stderr=True, markup=False, emoji=False)
         self._clock = clock
-        self._bars: list[Bar] = []
+        self.bars: list[Bar] = []
         """The open bars, each inside the one before."""
         self._progress: Progress | None = None
         self._rows: dict[Bar, TaskID] = {}
@@ -189,13 +189,13 @@ class Reporter:
                 bar = Bar(title, total, unit, clock=self._clock, tokens_each=each, say=self.say)
             else:
                 bar = self._row(self._progress, title, total, unit, each)
-            self._bars.append(bar)
+            self.bars.append(bar)
             token = _CURRENT.set(self)
             try:
                 yield bar
             finally:
                 _CURRENT.reset(token)
-                self._bars.remove(bar)
+                self.bars.remove(bar)
                 self._tokens_each[title] = bar.tokens_each
                 if self._progress is not None and not keep:
                     self._progress.remove_task(self._rows.pop(bar))
@@ -203,36 +203,24 @@ class Reporter:
     def show_overdue(self) -> None:
         """Print the state of the open bars if nothing was printed for `LINE_SECONDS`."""
         with self._lock:
-            if self._bars and self._clock() - self._printed >= LINE_SECONDS:
-                self.say(": ".join(bar.describe() for bar in self._bars))
+            if self.bars and self._clock() - self._printed >= LINE_SECONDS:
+                self.say(": ".join(bar.describe() for bar in self.bars))
                 self._printed = self._clock()
-
-    @property
-    def innermost(self) -> Bar | None:
-        """The bar that was opened last."""
-        bars = self._bars[-1:]
-        return bars[0] if bars else None
 
     @contextmanager
     def _in_lines(self) -> Iterator[None]:
         """Print overdue lines from a thread while the outermost bar is open."""
-        if self._bars:
+        if self.bars:
             yield
             return
         self._printed = self._clock()
-        over = threading.Event()
 
-        def watch() -> None:
+        def watch(over: threading.Event) -> None:
             while not over.wait(max(0.0, self._printed + LINE_SECONDS - self._clock())):
                 self.show_overdue()
 
-        thread = threading.Thread(target=watch, name="creditflow-lines", daemon=True)
-        thread.start()
-        try:
+        with beside(watch, "creditflow-lines"):
             yield
-        finally:
-            over.set()
-            thread.join()
 
     @contextmanager
     def _in_terminal(self, *, keep: bool) -> Iterator[None]:
@@ -282,6 +270,19 @@ class Reporter:
         return bar
 
 
+@contextmanager
+def beside(watch: Callable[[threading.Event], None], name: str) -> Iterator[None]:
+    """Run `watch` in a thread called `name` until the block has ended, when the event that it gets is set."""
+    over = threading.Event()
+    thread = threading.Thread(target=watch, args=(over,), name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
 _CURRENT: ContextVar[Reporter | None] = ContextVar("creditflow_reporter", default=None)
 """The reporter with an open bar. Deep functions find it here, so that their callers need no parameter for it."""
 
@@ -294,19 +295,20 @@ def phase(title: str, total: int | None = None, unit: str = "") -> AbstractConte
 
 def advance(amount: int) -> None:
     """Advance the innermost open bar, if there is one."""
-    if (bar := _innermost()) is not None:
+    for bar in _innermost():
         bar.advance(amount)
 
 
 def spend(tokens: int) -> None:
     """Count sampled tokens in the innermost open bar, if there is one."""
-    if (bar := _innermost()) is not None:
+    for bar in _innermost():
         bar.spend(tokens)
 
 
-def _innermost() -> Bar | None:
+def _innermost() -> list[Bar]:
+    """The bar that was opened last; empty without an open one."""
     reporter = _CURRENT.get()
-    return None if reporter is None else reporter.innermost
+    return [] if reporter is None else reporter.bars[-1:]
 
 
 def duration(seconds: float) -> str:

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from omegaconf import DictConfig, OmegaConf
 
-from creditflow._utils.progress import Bar, Reporter
+from creditflow._utils.progress import Bar, Reporter, beside
 from creditflow.config import Recipe, model_of, trained_policies
 from creditflow.engines.common import rollouts as common_rollouts
 from creditflow.engines.common.checkpoints import step_of
@@ -301,11 +301,11 @@ def _watching_nodes(runner: _TaskRunnerActor) -> Iterator[list[str]]:
     """
     import ray
 
-    lost, stopped, seen = list[str](), threading.Event(), dict[str, str]()
+    lost, seen = list[str](), dict[str, str]()
     token = read_run_handle(runner.config).token
 
-    def watch() -> None:
-        while not stopped.wait(_NODES_POLL_S):
+    def watch(over: threading.Event) -> None:
+        while not over.wait(_NODES_POLL_S):
             if runner.handle is None:
                 continue
             alive = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
@@ -315,13 +315,8 @@ def _watching_nodes(runner: _TaskRunnerActor) -> Iterator[list[str]]:
                 return
             seen.update({node: alive[node] for node in _nodes_with_devices(token) if node in alive})
 
-    thread = threading.Thread(target=watch, name="creditflow-nodes", daemon=True)
-    thread.start()
-    try:
+    with beside(watch, "creditflow-nodes"):
         yield lost
-    finally:
-        stopped.set()
-        thread.join()
 
 
 def _nodes_with_devices(token: str) -> set[str]:
@@ -432,9 +427,8 @@ def _watching(folder: RunFolder, begun: int | None, sink: _MetricsSink) -> Itera
     aside = set(_set_aside(folder))
     if begun:
         sink.bar.skip(begun)
-    over = threading.Event()
 
-    def watch() -> None:
+    def watch(over: threading.Event) -> None:
         last = False
         while not last:
             last = over.wait(_POLL_S)
@@ -444,13 +438,10 @@ def _watching(folder: RunFolder, begun: int | None, sink: _MetricsSink) -> Itera
             for row in events.rows():
                 sink.reporter.say(GuardEvent.from_dict(row).text)
 
-    thread = threading.Thread(target=watch, name="creditflow-progress", daemon=True)
-    thread.start()
     try:
-        yield
+        with beside(watch, "creditflow-progress"):
+            yield
     finally:
-        over.set()
-        thread.join()
         for file in _set_aside(folder):
             if file not in aside:
                 for row in metrics.unread(file.read_bytes()):
