@@ -88,7 +88,7 @@ class RootGroup(CommandGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         try:
-            external = _external_commands()
+            external = {name: _external_command(point) for name, point in installed(ENTRY_POINTS).items()}
         except ConfigError as error:  # other distributions do not break this package's commands
             print(f"warning: {error}; their commands are left out", file=sys.stderr)
             external = {}
@@ -140,10 +140,6 @@ def _summary(file: Path, name: str) -> str:
 
 def _first_line(node: ast.Module | ast.FunctionDef) -> str:
     return (ast.get_docstring(node) or "").partition("\n")[0]
-
-
-def _external_commands() -> dict[str, CommandEntry]:
-    return {name: _external_command(point) for name, point in installed(ENTRY_POINTS).items()}
 
 
 def _external_command(point: metadata.EntryPoint) -> CommandEntry:

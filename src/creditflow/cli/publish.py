@@ -109,12 +109,9 @@ def _policy(run: Mapping[str, Any], name: str, folder: Path, alone: bool) -> Pub
     path = _model_path(run, name)
     base, licence = _base(path)
     adapter = (folder / "adapter_config.json").is_file()
-    return PublishedPolicy(name, "" if alone else folder_name(folder, name), adapter, base, licence)
-
-
-def folder_name(folder: Path, name: str) -> str:
-    """The subfolder of a policy: its folder's name in the checkpoint, which for verl is the policy's."""
-    return folder.name if folder.name != "huggingface" else name
+    # The subfolder has its name in the checkpoint, which for verl is the policy's.
+    subfolder = "" if alone else name if folder.name == "huggingface" else folder.name
+    return PublishedPolicy(name, subfolder, adapter, base, licence)
 
 
 def _model_path(run: Mapping[str, Any], policy: str) -> str | None:

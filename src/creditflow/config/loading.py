@@ -193,7 +193,8 @@ def _without_effect(algorithm: AlgorithmConfig, layers: Sequence[Mapping[str, An
     the option (it would change nothing). A layer that sets most of the options is the record of a run, not a choice by
     hand; the record of an older version lacks the newer options.
     """
-    by_hand = [{} if _is_record(layer) else layer for layer in layers]
+    every = {field.name for field in fields(CreditOptions)}
+    by_hand = [{} if 2 * len(every & layer.keys()) > len(every) else layer for layer in layers]
     notices = []
     for name, causes in algorithm.ignored().items():
         if (set_in := _last(by_hand, name)) < 0:
@@ -203,12 +204,6 @@ def _without_effect(algorithm: AlgorithmConfig, layers: Sequence[Mapping[str, An
             raise ConfigError(f"{why}; leave it out, or {algorithm.reader_of(name, causes)}")
         notices.append(why)
     return tuple(notices)
-
-
-def _is_record(layer: Mapping[str, Any]) -> bool:
-    """Whether a layer sets most credit options: it is the configuration that a run has recorded."""
-    every = {field.name for field in fields(CreditOptions)}
-    return 2 * len(every & layer.keys()) > len(every)
 
 
 def _last(layers: Sequence[Mapping[str, Any]], *names: str) -> int:

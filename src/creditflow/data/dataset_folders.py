@@ -93,11 +93,9 @@ def arrow_rows(path: Path, columns: Collection[str] = ()) -> Rows:
     try:
         with pa.memory_map(str(path)) as file:
             for batch in _batches(file):
-                if "extension<" in str(batch.schema):
-                    raise DataError(
-                        f"{path}: has columns that only `datasets` can read ({_extensions(batch.schema)}): "
-                        "pip install datasets"
-                    )
+                if own := [field for field in batch.schema if "extension<" in str(field.type)]:
+                    what = ", ".join(f"{field.name}: {field.type}"[:80] for field in own)
+                    raise DataError(f"{path}: has columns that only `datasets` can read ({what}): pip install datasets")
                 kept = [name for name in batch.schema.names if not columns or name in columns]
                 yield from batch.select(kept).to_pylist()
     except (OSError, pa.ArrowInvalid) as error:
@@ -114,10 +112,6 @@ def _batches(file: Any) -> Iterator[Any]:
         yield from (reader.get_batch(i) for i in range(reader.num_record_batches))
     else:
         yield from pa.ipc.open_stream(file)
-
-
-def _extensions(schema: Any) -> str:
-    return ", ".join(f"{field.name}: {field.type}"[:80] for field in schema if "extension<" in str(field.type))
 
 
 def _arrow_columns(path: Path) -> list[str]:

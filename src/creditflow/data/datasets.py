@@ -107,14 +107,12 @@ def validation_words(train_files: Any, val_files: Any, count: int, base: Path = 
     if val_files is not None:
         return f"{count} {noun}"
     files = [train_files] if isinstance(train_files, str) else list(train_files or [])
-    if all(_is_divided(name) for name in files):
+    undivided = [name for name in files if not _is_divided(name)]
+    if not undivided:
         return f"{count} {noun} of the validation split of data.train_files (data.val_files is not set)"
     # A function gets split="val" and may return other tasks; a folder may have its own split.
-    if any(source_of(name) and not _is_divided(name) for name in files):
-        return f"{count} training {noun} (data.val_files is not set)"
-    if all(
-        _is_divided(name) or is_reference(name) or has_held_out_split(_found(name, base) or Path(name))
-        for name in files
+    if not any(map(source_of, undivided)) and all(
+        is_reference(name) or has_held_out_split(_found(name, base) or Path(name)) for name in undivided
     ):
         return f"{count} {noun} of data.train_files with split=val (data.val_files is not set)"
     return f"{count} training {noun} (data.val_files is not set)"

@@ -632,12 +632,8 @@ def _outcome_of_json(text: str | None) -> Score | None:
     return None if text is None else _score_of_json(json.loads(text))
 
 
-def _outcomes_of_json(text: str | None) -> dict[str, Score]:
-    return {} if text is None else _scores_of_json(text)
-
-
-def _scores_of_json(text: str) -> dict[str, Score]:
-    return {name: _score_of_json(score) for name, score in json.loads(text).items()}
+def _scores_of_json(text: str | None) -> dict[str, Score]:
+    return {name: _score_of_json(score) for name, score in json.loads(text or "{}").items()}
 
 
 def _score_of_json(score: dict[str, Any]) -> Score:
@@ -650,7 +646,7 @@ def _score_of_json(score: dict[str, Any]) -> Score:
 _DECODERS: dict[str, Callable[[Any], Any]] = {
     "task": _task_of_json,
     "outcome_score": _outcome_of_json,
-    "outcomes": _outcomes_of_json,
+    "outcomes": _scores_of_json,
     "scores": _scores_of_json,
     "trajectory_info": json.loads,
     "step_info": json.loads,

@@ -21,6 +21,7 @@ from creditflow.monitoring.notices import failure_summary, idle_gate_summary, ro
 from creditflow.reports.index import PER_E, Index
 from creditflow.reports.plugin_tables import plugin_tables
 from creditflow.runs import Ledger
+from creditflow.runs.run_folder import torn_lines
 
 POINTS = 400
 """Maximum points of a curve; longer curves are averaged over neighbours."""
@@ -78,7 +79,7 @@ def left_out(ledger: Ledger, index: Index) -> list[str]:
     for rule in sorted(set(index.rules.values())):
         if PROPAGATION_RULES[rule].flows == UNKNOWN:
             sentences.append(f"graphs draw no credit on their lines: the rule {rule!r} records no flow along edges")
-    sentences += ledger.torn_lines()
+    sentences += torn_lines(ledger.path)
     if (n_events := len(ledger.events())) > _EVENTS:
         sentences.append(f"the first {n_events - _EVENTS:,} of {n_events:,} guard events are left out")
     return sentences

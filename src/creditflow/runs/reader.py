@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from creditflow.errors import DataError, InputError, first_line
-from creditflow.runs.run_folder import read_events, read_metrics, read_run, torn_lines
+from creditflow.runs.run_folder import read_events, read_metrics, read_run
 from creditflow.runs.step_files import Recorded, read_step_file
 
 
@@ -49,10 +49,6 @@ class Ledger:
     def events(self) -> list[dict[str, Any]]:
         """See `read_events`."""
         return read_events(self.path)
-
-    def torn_lines(self) -> list[str]:
-        """See `torn_lines`."""
-        return torn_lines(self.path)
 
     def file(self, step: int) -> Path:
         """Path of the file of training step `step`. Raises InputError if the step is not on record."""

@@ -197,12 +197,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def torn_lines(path: Path) -> list[str]:
     """One sentence for each JSON file of a run with a torn last line, which readers leave out."""
     files = [path / name for name in ("metrics.jsonl", "events.jsonl")]
-    return [f"{file.name}: line {number}, the last, is torn and left out" for file in files for number in _torn(file)]
-
-
-def _torn(file: Path) -> list[int]:
-    lines = file.read_text().splitlines() if file.is_file() else []
-    return [len(lines)] if len(_whole_lines(file)) < len(lines) else []
+    lines = {file: len(file.read_text().splitlines()) for file in files if file.is_file()}
+    torn = [(file, n) for file, n in lines.items() if len(_whole_lines(file)) < n]
+    return [f"{file.name}: line {n}, the last, is torn and left out" for file, n in torn]
 
 
 def _whole_lines(file: Path) -> list[tuple[str, dict[str, Any]]]:

@@ -102,7 +102,11 @@ def build_components(recipe: Recipe, *, training: bool = True, tasks: bool = Tru
         val_tasks=val_tasks,
         workflow=workflow,
         agents=_agents(config, folder),
-        chat_clients=_chat_clients(config),
+        chat_clients={
+            name: chat_client(f"policies.{name}.endpoint", policy, policy.endpoint)
+            for name, policy in config.policies.items()
+            if policy.endpoint is not None
+        },
         rewards=reward_manager(functions, config),
         stratum=_stratum(config.algorithm.strata, recipe),
     )
@@ -143,15 +147,6 @@ def _agents(config: Config, folder: Path) -> dict[str, AgentSpec]:
         ignored = frozenset(config.team.ignored_fields)
         agents[name] = AgentSpec(agent.system, agent.policy, tools, agent.match, ignored)
     return agents
-
-
-def _chat_clients(config: Config) -> dict[str, FrozenModel]:
-    """The frozen models of the recipe. Opens no connection, but raises ConfigError for an unusable endpoint."""
-    return {
-        name: chat_client(f"policies.{name}.endpoint", policy, policy.endpoint)
-        for name, policy in config.policies.items()
-        if policy.endpoint is not None
-    }
 
 
 def chat_client(key: str, policy: PolicyConfig, section: EndpointConfig) -> FrozenModel:

@@ -183,7 +183,9 @@ def logits_bytes(forward: Forward) -> tuple[int, int | None]:
     """`logits_per_token` and `logits_most` of a model; zeros for a model without an output layer over a vocabulary."""
     if forward.model.get_output_embeddings() is None:
         return 0, None
-    most = 4 * (logprobs.KEPT + 3 * logprobs.CHUNK) if makes_chunks(forward) else None
+    # Large passes of such a model compute their logits in chunks (`logprobs.logprobs_from_hidden`).
+    in_chunks = MOST * n_tokens(forward.model) > logprobs.WHOLE and forward.head is not None
+    most = 4 * (logprobs.KEPT + 3 * logprobs.CHUNK) if in_chunks else None
     return 3 * 4 * n_tokens(forward.model), most
 
 
@@ -206,11 +208,6 @@ def with_activations(fixed: MemoryPlan, forwards: Sequence[Forward]) -> MemoryPl
         logits_per_token=max(per_token for per_token, _ in logits),
         logits_most=None if any(most is None for _, most in logits) else max(most or 0 for _, most in logits),
     )
-
-
-def makes_chunks(forward: Forward) -> bool:
-    """Whether large passes of this model compute their logits in chunks (`logprobs.logprobs_from_hidden`)."""
-    return MOST * n_tokens(forward.model) > logprobs.WHOLE and forward.head is not None
 
 
 def _kept(forward: Forward, packed: PackedSteps) -> int:

@@ -614,11 +614,11 @@ def _ray(config: Config) -> dict[str, Any]:
 
 def _is_known(key: str, defaults: Mapping[str, Any]) -> bool:
     """Whether `key` exists in verl, or its section accepts any key (it is empty or null)."""
-    if key in defaults:
-        return True
-    section, _, _ = key.rpartition(".")
+    section = key
     while section and section not in defaults:
         section, _, _ = section.rpartition(".")
+    if section == key:
+        return True
     if not section or defaults[section] not in ({}, None):
         return False
     return not any(other.startswith(f"{section}.") for other in defaults)
