@@ -21,7 +21,6 @@ from creditflow.engines.local.learner import (
     ENDLESS,
     Learner,
     Schedule,
-    in_mini_batches,
     loss_weights,
     sampled_tokens,
     tensors_of,
@@ -167,8 +166,7 @@ class Actor:
         computed_S = self._computed_S(batch, advantage_T, trained_S)
         tokens = self.config.ppo_epochs * int(_lengths(batch)[computed_S].sum())
         with phase("updating", tokens, "tokens"):
-            metrics = in_mini_batches(
-                self.learner,
+            metrics = self.learner.in_mini_batches(
                 lambda steps: self._update_once(batch, advantage_T, steps, computed_S),
                 trained_S,
                 mini_batch_of_step,

@@ -21,7 +21,6 @@ from creditflow.engines.local.learner import (
     ENDLESS,
     Learner,
     Schedule,
-    in_mini_batches,
     loss_weights,
     sampled_tokens,
     tensors_of,
@@ -106,8 +105,7 @@ class Critic:
         """
         tokens = self.config.ppo_epochs * int(sampled_tokens(batch)[1][trained_S].sum())
         with phase("updating the critic", tokens, "sampled tokens"):
-            metrics = in_mini_batches(
-                self.learner,
+            metrics = self.learner.in_mini_batches(
                 lambda steps: self._update_once(batch, returns_T, values_T, steps),
                 trained_S,
                 mini_batch_of_step,

@@ -110,26 +110,21 @@ class Learner:
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
         self.done = steps
 
+    def in_mini_batches(
+        self, update: Callable[[Ints], dict[str, float]], trained_S: Bools, mini_batch_of_step: Ints, epochs: int
+    ) -> dict[str, float]:
+        """Call `update` with the trained steps of each mini-batch, `epochs` times; returns its averaged metrics.
 
-def in_mini_batches(
-    learner: Learner,
-    update: Callable[[Ints], dict[str, float]],
-    trained_S: Bools,
-    mini_batch_of_step: Ints,
-    epochs: int,
-) -> dict[str, float]:
-    """Call `update` with the trained steps of each mini-batch, `epochs` times; returns its averaged metrics.
-
-    Each metric is averaged over the updates that have it.
-    """
-    mini_batches = int(mini_batch_of_step.max(initial=0)) + 1
-    updates = []
-    for k in range(epochs * mini_batches):
-        learner.set_rate(k, epochs * mini_batches)
-        updates.append(update(np.flatnonzero(trained_S & (mini_batch_of_step == k % mini_batches))))
-    learner.done += 1
-    keys = dict.fromkeys(key for metrics in updates for key in metrics)
-    return {key: float(np.mean([metrics[key] for metrics in updates if key in metrics])) for key in keys}
+        Each metric is averaged over the updates that have it.
+        """
+        mini_batches = int(mini_batch_of_step.max(initial=0)) + 1
+        updates = []
+        for k in range(epochs * mini_batches):
+            self.set_rate(k, epochs * mini_batches)
+            updates.append(update(np.flatnonzero(trained_S & (mini_batch_of_step == k % mini_batches))))
+        self.done += 1
+        keys = dict.fromkeys(key for metrics in updates for key in metrics)
+        return {key: float(np.mean([metrics[key] for metrics in updates if key in metrics])) for key in keys}
 
 
 def sampled_tokens(batch: TrajectoryBatch) -> tuple[Ints, Ints]:
