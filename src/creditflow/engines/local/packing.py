@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -58,9 +58,7 @@ class TokenSequences:
     """The index of each token of `response_ids` in the batch's [T] columns; -1 for tokens of prompts."""
 
     @classmethod
-    def from_parts(
-        cls, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], token_at: Ints
-    ) -> TokenSequences:
+    def from_parts(cls, prompts: Sequence[Any], responses: Sequence[Any], token_at: Ints) -> TokenSequences:
         """Concatenate the prompts and responses of all sequences."""
         ends, response_ends = (np.cumsum([0, *map(len, parts)]) for parts in (prompts, responses))
         return cls(np.concatenate(prompts), ends, np.concatenate(responses), response_ends, token_at)
