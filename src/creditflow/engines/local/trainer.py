@@ -77,7 +77,7 @@ def train(recipe: Recipe, reporter: Reporter, make_report: MakeReport | None = N
             (path / FINISHED).unlink(missing_ok=True)
         with FolderTrackers.start(recipe, path, run.done, reporter.say) as run.trackers:
             try:
-                asyncio.run(_with_rewards(run, steps))
+                asyncio.run(_train(run, steps))
                 if make_report is not None:
                     run.trackers.send_report(make_report)
             except CreditflowError as error:
@@ -86,50 +86,46 @@ def train(recipe: Recipe, reporter: Reporter, make_report: MakeReport | None = N
         return run.folder
 
 
-async def _with_rewards(run: RunState, steps: int) -> None:
-    async with run.components.rewards.open(run.policy_set.policies):
-        await _train(run, steps)
-
-
 async def _train(run: RunState, steps: int) -> None:
     trainer = run.config.trainer
     evaluation: Evaluation | None = None
-    with run.reporter.bar("before training", keep=False):
-        if trainer.val_before_train and run.done == 0:
-            evaluation = await _evaluate(run, "before training")
-            _record_evaluation(run, evaluation)
-        evaluation = await rerun_interrupted_evaluation(run, steps) or evaluation
-    with run.reporter.bar("train", steps, "steps") as bar:
-        bar.skip(run.done)
-        while run.done < steps:
-            step = run.done + 1
-            metrics = await train_step(step, run)
-            warn_of_failures(run, step)
-            if step == 1:
-                warn_of_first_step(metrics, run.components, run.folder.path, run.reporter)
-            run.done, last = step, step == steps
-            bar.advance(status=status_line(metrics))
-            run.evaluated = not (last or (trainer.test_freq > 0 and step % trainer.test_freq == 0))
-            try:
-                if not run.evaluated:
-                    evaluation = await _evaluate(run, f"after step {step}")
-                    metrics |= val_metrics(evaluation)
-                    update_threshold(run.threshold, evaluation)
-                    run.evaluated = True
-            finally:  # a failed evaluation must not lose the model or the step
-                action = watch_step(run, metrics)
-                run.record(step, {**metrics, **run.guard.metrics(), "guard/rollbacks": float(run.rollbacks)})
-                stops = action is not None and action.action == STOP
-                due = last or (trainer.save_freq > 0 and step % trainer.save_freq == 0)
-                if stops or (action is None and due):
-                    run.save(trainer.max_actor_ckpt_to_keep)
-            if action is not None:
-                apply_guard_action(action, run)
-                bar.skip(run.done - step)
-                await rerun_interrupted_evaluation(run, steps)
-    if evaluation is not None:
-        # Written last, because it marks the run as finished.
-        run.folder.write_text(FINISHED, evaluation.to_json())
+    async with run.components.rewards.open(run.policy_set.policies):
+        with run.reporter.bar("before training", keep=False):
+            if trainer.val_before_train and run.done == 0:
+                evaluation = await _evaluate(run, "before training")
+                _record_evaluation(run, evaluation)
+            evaluation = await rerun_interrupted_evaluation(run, steps) or evaluation
+        with run.reporter.bar("train", steps, "steps") as bar:
+            bar.skip(run.done)
+            while run.done < steps:
+                step = run.done + 1
+                metrics = await train_step(step, run)
+                warn_of_failures(run, step)
+                if step == 1:
+                    warn_of_first_step(metrics, run.components, run.folder.path, run.reporter)
+                run.done, last = step, step == steps
+                bar.advance(status=status_line(metrics))
+                run.evaluated = not (last or (trainer.test_freq > 0 and step % trainer.test_freq == 0))
+                try:
+                    if not run.evaluated:
+                        evaluation = await _evaluate(run, f"after step {step}")
+                        metrics |= val_metrics(evaluation)
+                        update_threshold(run.threshold, evaluation)
+                        run.evaluated = True
+                finally:  # a failed evaluation must not lose the model or the step
+                    action = watch_step(run, metrics)
+                    run.record(step, {**metrics, **run.guard.metrics(), "guard/rollbacks": float(run.rollbacks)})
+                    stops = action is not None and action.action == STOP
+                    due = last or (trainer.save_freq > 0 and step % trainer.save_freq == 0)
+                    if stops or (action is None and due):
+                        run.save(trainer.max_actor_ckpt_to_keep)
+                if action is not None:
+                    apply_guard_action(action, run)
+                    bar.skip(run.done - step)
+                    await rerun_interrupted_evaluation(run, steps)
+        if evaluation is not None:
+            # Written last, because it marks the run as finished.
+            run.folder.write_text(FINISHED, evaluation.to_json())
 
 
 async def rerun_interrupted_evaluation(run: RunState, steps: int) -> Evaluation | None:
