@@ -106,8 +106,7 @@ def _policy(run: Mapping[str, Any], name: str, folder: Path, alone: bool) -> Pub
     """A policy of the run, with its base model as far as it is known."""
     from creditflow.reports.model_card import PublishedPolicy
 
-    path = _model_path(run, name)
-    base, licence = _base(path)
+    base, licence = _base(_model_path(run, name))
     adapter = (folder / "adapter_config.json").is_file()
     # The subfolder has its name in the checkpoint, which for verl is the policy's.
     subfolder = "" if alone else name if folder.name == "huggingface" else folder.name

@@ -44,7 +44,8 @@ def recredit(
         raise InputError("algorithm.shadow: recredit already computes a second assignment; set that rule's options")
     if not ledger.steps:
         raise InputError(f"{run}: expected recorded training steps, found none")
-    out = (out or run / "recredited" / _folder_name(settings)).resolve()
+    named = "".join(c if c.isalnum() or c in "=.-" else "_" for c in "_".join(settings) or "unchanged")[:100]
+    out = (out or run / "recredited" / named).resolve()
     if (out / "run.json").exists():
         raise InputError(f"{out} holds an assignment already; name another folder with -o")
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
@@ -90,9 +91,3 @@ def _print(title: str, total: Mapping[str, CreditChange], unassigned: Sequence[i
     if unassigned:
         console.print(f"left out: {steps_words(unassigned)}, without credit, because too many scores had failed")
     console.print(f"written: {out}", soft_wrap=True)
-
-
-def _folder_name(overrides: Sequence[str]) -> str:
-    """A folder name made of the overrides."""
-    text = "_".join(overrides) or "unchanged"
-    return "".join(c if c.isalnum() or c in "=.-" else "_" for c in text)[:100]

@@ -350,9 +350,11 @@ def _withheld(
 def _unmask(tables: Tables) -> Change:
     if tables.setting("algorithm.on_closed_gate", "cut") == "freeze":
         return Change("algorithm.on_closed_gate", "cut", "steps upstream of a failure train with their own credit")
-    return Change(
-        "reward.timeout", 2 * float(tables.setting("reward.timeout", 60.0)), "fewer scores fail by their time limit"
-    )
+    return _longer_timeout(tables, "fewer scores fail by their time limit")
+
+
+def _longer_timeout(tables: Tables, reason: str) -> Change:
+    return Change("reward.timeout", 2 * float(tables.setting("reward.timeout", 60.0)), reason)
 
 
 # ---- reward functions ------------------------------------------------------------------------------------------------
@@ -383,11 +385,7 @@ def reward_functions(tables: Tables) -> Iterator[Finding]:
                 (f"above {_share(_RARE)}: {_METHODS['binomial']}, p {_p(p)}",),
                 f"reward/{name}/failed_frac",
                 None,
-                Change(
-                    "reward.timeout",
-                    2 * float(tables.setting("reward.timeout", 60.0)),
-                    "if the failures are time-outs; else the first reasons are in failures.log",
-                ),
+                _longer_timeout(tables, "if the failures are time-outs; else the first reasons are in failures.log"),
             )
         values = {round(row[f"reward/{name}/mean"], 12) for row in rows if row.get(f"reward/{name}/mean") is not None}
         spreads = [row.get(f"reward/{name}/sd") for row in rows if row.get(f"reward/{name}/mean") is not None]

@@ -77,9 +77,8 @@ class Watched:
 
     def look(self) -> None:
         """Read new files once."""
-        ledger = Ledger.open(self.path)
-        self.ledger = ledger
-        self.index.refresh(ledger)
+        self.ledger = Ledger.open(self.path)
+        self.index.refresh(self.ledger)
 
     def stop(self) -> None:
         """End `follow`."""

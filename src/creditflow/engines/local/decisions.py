@@ -184,7 +184,15 @@ async def measure_decisions(
     """
     if not any(function.level == "outcome" for function in rollouts.components.rewards.functions):
         raise ConfigError("reward.functions: expected an outcome function, of which values are measured, found none")
-    planned = _plan(rollouts.components.recipe.config.data.seed, batch, trajectories, chosen, continuations, key)
+    seed, planned = rollouts.components.recipe.config.data.seed, list[_Continuation]()
+    first_N = np.searchsorted(batch.trajectory_of_step, np.arange(batch.n_trajectories))
+    for d, row in enumerate(chosen.step_D.tolist()):
+        n = int(batch.trajectory_of_step[row])
+        recorded, index = trajectories[n], row - int(first_N[n])
+        own_key = (seed, *key, *recorded.id.encode())
+        for side, at in ((AFTER, index + 1), (BEFORE, index)):
+            times = 1 if at == len(recorded.steps) else continuations
+            planned += [_Continuation(d, side, k, recorded, at, own_key) for k in range(times)]
     return_DK = np.full((2, len(chosen.step_D), continuations), np.nan)
     tokens = refused = failed = 0
     first_refusal = ""
@@ -210,26 +218,6 @@ async def measure_decisions(
     return MeasuredDecisions(
         chosen, values, tokens, len(planned), refused, failed, first_refusal, rollouts.first_failure
     )
-
-
-def _plan(
-    seed: int,
-    batch: TrajectoryBatch,
-    trajectories: Sequence[Trajectory],
-    chosen: ChosenDecisions,
-    continuations: int,
-    key: tuple[int, ...],
-) -> list[_Continuation]:
-    planned = []
-    first_N = np.searchsorted(batch.trajectory_of_step, np.arange(batch.n_trajectories))
-    for d, row in enumerate(chosen.step_D.tolist()):
-        n = int(batch.trajectory_of_step[row])
-        trajectory, index = trajectories[n], row - int(first_N[n])
-        own_key = (seed, *key, *trajectory.id.encode())
-        for side, at in ((AFTER, index + 1), (BEFORE, index)):
-            times = 1 if at == len(trajectory.steps) else continuations
-            planned += [_Continuation(d, side, k, trajectory, at, own_key) for k in range(times)]
-    return planned
 
 
 def sampled_tokens(trajectory: Trajectory, at: int) -> list[int]:

@@ -70,7 +70,8 @@ class Policy(ChatModel):
         Raises ModelError that names the missing part.
         """
         model, tokenizer = load_folder(folder, "causal", _KEY)
-        _expect_known_layers(model, Path(folder))
+        if kinds := unknown_kinds(model.config):  # such as Mamba, or convolutions
+            raise unusable(_KEY, Path(folder), f"{_cannot(model)}, got layers of kind {', '.join(kinds)}")
         _expect_that_it_can_be_saved(model, Path(folder))
         memory.suit(model.num_parameters(), device)
         policy = cls(model, tokenizer, device)
@@ -166,12 +167,6 @@ def _cannot(model: Any) -> str:
         f"cannot be decoded in batches here: {model.config.model_type} is not supported; expected attention that keeps "
         "keys and values and takes position_ids"
     )
-
-
-def _expect_known_layers(model: Any, folder: Path) -> None:
-    """Raise ModelError for layer kinds that this engine does not support (Mamba, convolutions)."""
-    if kinds := unknown_kinds(model.config):
-        raise unusable(_KEY, folder, f"{_cannot(model)}, got layers of kind {', '.join(kinds)}")
 
 
 def _expect_that_it_decodes(policy: Policy, folder: Path) -> None:

@@ -169,10 +169,11 @@ class ReceivedRecords:
         if not new:
             return
         self._taken.clear()
-        for key, payload in zip(new, _payloads(new, where), strict=True):
+        column = tq.kv_batch_get(keys=new, partition_id=where, select_fields=["trajectory"])["trajectory"]
+        for key, row in zip(new, column.unbind(), strict=True):
             report = tags[key]["report"]
             self._records[key] = (
-                read_part(payload, f"record {key}"),
+                read_part(memoryview(row.numpy()), f"record {key}"),
                 ScoringReport.from_json(report) if report else None,
             )
 
@@ -245,8 +246,3 @@ def sum_metrics(counted: Sequence[Mapping[str, float]]) -> dict[str, float]:
         for key, value in numbers.items():
             values[key].append(value)
     return {key: sum(column) / (len(column) if "latency" in key else 1) for key, column in values.items()}
-
-
-def _payloads(keys: Sequence[str], where: str) -> list[memoryview]:
-    column = tq.kv_batch_get(keys=list(keys), partition_id=where, select_fields=["trajectory"])["trajectory"]
-    return [memoryview(row.numpy()) for row in column.unbind()]

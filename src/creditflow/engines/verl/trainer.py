@@ -272,10 +272,6 @@ class PartnerPolicy(PolicyTrainer):
     def _load_checkpoint(self) -> None:
         self.global_steps = 0  # the run prints its starting step
 
-    def copy_step_from(self, leader: PolicyTrainer) -> None:
-        """Copy the training step and its timers, which the leader has from the first step on."""
-        self.global_steps, self.timing_raw = leader.global_steps, getattr(leader, "timing_raw", {})
-
     def save(self, folder: Path, step: int) -> None:
         """Write model, optimizer and critic into `folder`."""
         keep = self.config.trainer.get("max_actor_ckpt_to_keep", None)
@@ -460,7 +456,8 @@ class CreditflowTrainer(PolicyTrainer):
         with expect_live_servers():
             getattr(super(), hook)()
             for partner in self.partners:
-                partner.copy_step_from(self)
+                # The leader has timers from the first step on.
+                partner.global_steps, partner.timing_raw = self.global_steps, getattr(self, "timing_raw", {})
                 getattr(partner, hook)()
 
     on_init_end = partialmethod(_call_hook, "on_init_end")
