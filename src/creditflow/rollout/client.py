@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from creditflow.data import Message
 from creditflow.rollout.chat import Prompt, ToolCall
@@ -83,6 +83,11 @@ class PolicyView(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of a response, without tokens that end it or stand around turns."""
         ...
+
+
+@runtime_checkable
+class CallReader(Protocol):
+    """A policy that reads the tool calls in its responses. From others `<tool_call>` tags are read."""
 
     async def calls(self, ids: Sequence[int], prompt: str) -> tuple[str, list[ToolCall]]:
         """Split a response to `prompt` into its text and its tool calls, malformed ones included."""

@@ -20,7 +20,7 @@ from creditflow.data import Message, Step, Trajectory
 from creditflow.data.trajectory import without_nulls
 from creditflow.errors import ConfigError, CreditflowError, PromptTooLong
 from creditflow.rollout.chat import Prompt, PromptIds, ToolCall, message_text, opens_thought, parse_tool_calls
-from creditflow.rollout.client import ChatClient, Generation, GenerationRequest, Generator, PolicyView
+from creditflow.rollout.client import CallReader, ChatClient, Generation, GenerationRequest, Generator, PolicyView
 from creditflow.rollout.clock import RolloutClock
 from creditflow.rollout.tools import Tool, ToolResult, call_tool, shortened
 from creditflow.rollout.user_code import end
@@ -374,9 +374,9 @@ class Recorder:
                 if schemas and not cut_off:
                     read = step.prompt + client.decode(results_end)
                     answer.parts = (
-                        parse_tool_calls(answer.text, in_thought=opens_thought(read))
-                        if answer.stop_text
-                        else await client.calls(generation.response_ids, read)
+                        await client.calls(generation.response_ids, read)
+                        if isinstance(client, CallReader) and not answer.stop_text
+                        else parse_tool_calls(answer.text, in_thought=opens_thought(read))
                     )
                 calls = answer.parts[1] if tools and not (cut_off or answer.stop_text) else ()
                 if not calls or turn + 1 == sampling.max_assistant_turns:
