@@ -8,8 +8,10 @@ import pytest
 from benchmarks import cases
 from creditflow.data import Trajectory
 from creditflow.engines.local.decisions import AFTER, BEFORE, _Continuation
-from tests.builders import make_trajectory, step
-from tests.recipes.test_arithmetic_chain import a_good_team, a_good_team_but, agents_of, run_team
+from creditflow.rollout import AgentSpec
+from tests.builders import Scripted, make_trajectory, step
+from tests.recipes.team import agents_of, functions_of, scored_rollout
+from tests.recipes.test_arithmetic_chain import SYSTEM, TASK, a_good_team, a_good_team_but, run_team
 
 TRAINING, EVALUATION = "0-3-1-2", "1-1-2"
 
@@ -68,7 +70,10 @@ def test_saboteur_replaces_a_result_with_another_sum(monkeypatch) -> None:
         "exec\n5 0 - 1 3 =": "3 7",
         "check\n5 0 - 1 3 = 3 7 ?": "3 7 ok",
     }
-    trajectory, _ = run_team(a_good_team_but(replies), solve=cases.solve_sabotaged, saboteur="lies")
+    model = Scripted(lambda prompt: a_good_team_but(replies)(prompt).encode())
+    agents = {name: AgentSpec(system=system) for name, system in {**SYSTEM, "saboteur": "lies"}.items()}
+    functions = functions_of("arithmetic_chain")
+    trajectory = scored_rollout(cases.solve_sabotaged, TASK, agents, {"default": model}, functions)
     assert agents_of(trajectory) == "pevevsev"
     assert trajectory.answer == "3 7"
     assert scored(cases.digits_right, named(trajectory, TRAINING), "saboteur") == [0.0]  # for 52 * 02, which is 04
