@@ -56,7 +56,7 @@ _MARK = "\u241fresponse\u241f"
 _NAME = "look_up"
 """Placeholder for the name of the tool in a call, for the same purpose."""
 _CALL: Message = {"id": "call00000", "type": "function", "function": {"name": _NAME, "arguments": {"place": "Ulm"}}}
-"""A call, and below another tool, that show what a template renders."""
+"""A call for probing a template; `_TOOL` is another tool, for the same purpose."""
 _TOOL = {"type": "function", "function": {"name": "list", "description": "", "parameters": {"type": "object"}}}
 _LIST_OPENING = "You may call functions. These are there:"
 """The beginning of a list of tools that this module writes; a prompt that contains it has the Hermes format."""

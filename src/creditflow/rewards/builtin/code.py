@@ -238,7 +238,7 @@ def _box(options: str, thread: int) -> Sandbox:
     return open_sandbox(**json.loads(options))
 
 
-_USUAL = (
+USUAL_MODULES = (
     *("typing", "json", "sys", "io", "operator", "functools", "itertools", "statistics", "random", "math", "copy"),
     *("bisect", "heapq", "collections", "datetime", "fractions", "decimal", "re", "string"),
 )
@@ -248,8 +248,8 @@ _USUAL = (
 @cache
 def _usual_names() -> dict[str, str]:
     """The usual names and modules, with the statements that import them."""
-    modules = {module: importlib.import_module(module) for module in _USUAL}
-    imports = {module: f"import {module}" for module in _USUAL}
+    modules = {module: importlib.import_module(module) for module in USUAL_MODULES}
+    imports = {module: f"import {module}" for module in USUAL_MODULES}
     for name, module in reversed(modules.items()):
         public = getattr(module, "__all__", [public for public in vars(module) if not public.startswith("_")])
         imports |= {public_name: f"from {name} import {public_name}" for public_name in public}

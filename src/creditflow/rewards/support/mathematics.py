@@ -20,7 +20,7 @@ from typing import Any, Literal
 from creditflow.rewards.support.text import as_ascii
 
 MAX_CHARACTERS = 1_000
-"""A longer text is no answer."""
+"""Length of the longest text that is read as an answer."""
 MAX_DEPTH = 24
 """Depth of nested brackets; the library's LaTeX grammar takes time exponential in it."""
 Unit = tuple[str, Fraction]
