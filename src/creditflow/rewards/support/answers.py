@@ -61,7 +61,8 @@ def places(text: str, last_number: bool = True) -> Iterator[tuple[str, ...]]:
         yield (boxed,)
         text, last_number = boxed, False
     yield from ((line,) for line in reversed(answer_lines(text)))
-    conclusions = [_clauses(text[match.end() :].strip()) for match in _PHRASE.finditer(text)]
+    # the last 24 only, as each reads all text behind it
+    conclusions = [_clauses(text[match.end() :].strip()) for match in list(_PHRASE.finditer(text))[-24:]]
     yield from reversed(conclusions)
     if len(pieces := _COLON.split(text)) > 1 and not re.search(r"[.!?]\s|\n", pieces[-1].strip()):
         yield _clauses(pieces[-1].strip())
