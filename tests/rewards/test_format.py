@@ -18,6 +18,7 @@ PLAN = {
     "type": "object",
     "required": ["steps"],
     "properties": {"steps": {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/step"}}},
+    "patternProperties": {"^p$": {"multipleOf": 0.01}},
     "$defs": {"step": {"type": "object", "required": ["do"], "properties": {"do": {"type": "string"}}}},
 }
 GOOD = '{"steps": [{"do": "add"}]}'
@@ -57,6 +58,9 @@ def test_pattern_must_match_at_its_place(pattern, where, matching, other):
         ("all", f"Plan: {GOOD}", "not JSON: Expecting value"),
         ("all", '{"steps": []}', "$.steps: "),
         ("all", '{"steps": [{"do": "add"}, {"do": 5}]}', "$.steps[1].do: 5 is not of type 'string'"),
+        ("all", f'{{"p": 19.99, {GOOD[1:]}', ""),
+        ("all", f'{{"p": 19.995, {GOOD[1:]}', "$.p: 19.995 is not a multiple of 0.01"),
+        ("all", f'{{"p": 1e999, {GOOD[1:]}', "cannot be checked"),
         ("all", '{"steps": NaN}', "not JSON: NaN is no JSON"),
         ("all", "[" * 50_000, "JSON nested too deep"),
         ("all", "9" * 5_000, "not JSON: "),

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 from creditflow.data import Score, Step, Trajectory
@@ -53,10 +55,6 @@ class Format:
         self.where = where
         self.pattern = None if pattern is None else _compile(pattern, where)
         self.schema = None if schema is None else _checked(schema)
-        self._validator: Any = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_validator": None}
 
     def __call__(self, step: Step, trajectory: Trajectory) -> Score:
         fault = self.fault(step.response)
@@ -80,13 +78,9 @@ class Format:
         return self._schema_fault(value)
 
     def _schema_fault(self, value: object) -> str:
-        if self._validator is None:
-            self._validator = _validator(self.schema)
         try:
-            error = next(self._validator.iter_errors(value), None)
-            if error is None:
-                return ""
-            return f"{error.json_path[:80]}: {error.message[:_REASON_CHARACTERS]}"
+            error = next(_validator(self.schema).iter_errors(value), None)
+            return "" if error is None else f"{error.json_path[:80]}: {error.message[:_REASON_CHARACTERS]}"
         except RecursionError:
             return "JSON nested too deep"
         except (ArithmeticError, ValueError) as error:  # a number beyond the range of the schema's checks
@@ -175,7 +169,8 @@ _PLACES: dict[str, Callable[[str], str | None]] = {"all": str.strip, "fence": _l
 # Schemas
 
 
-def _checked(schema: Mapping[str, Any]) -> dict[str, Any]:
+def _checked(schema: Mapping[str, Any]) -> str:
+    """The schema as JSON text. Raises ValueError if it is wrong."""
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import SchemaError
 
@@ -189,7 +184,7 @@ def _checked(schema: Mapping[str, Any]) -> dict[str, Any]:
     except SchemaError as error:
         raise ValueError(f"the schema is wrong at {error.json_path}: {first_line(error.message)}") from error
     _check_references(plain)
-    return plain
+    return json.dumps(plain)
 
 
 def _check_references(schema: dict[str, Any]) -> None:
@@ -219,8 +214,16 @@ def _references(schema: object) -> Iterator[str]:
             yield from _references(item)
 
 
-def _validator(schema: Any) -> Any:
-    from jsonschema import Draft202012Validator
+@lru_cache(maxsize=64)
+def _validator(schema: str) -> Any:
+    from jsonschema import Draft202012Validator, ValidationError
+    from jsonschema.validators import extend
     from referencing import Registry
 
-    return Draft202012Validator(schema, registry=Registry())  # the default registry would fetch unknown references
+    def multiple_of(validator: Any, factor: float, value: Any, _: object) -> Iterator[ValidationError]:
+        # Divides decimals as written. Binary floats leave a rest for 19.99 and 0.01.
+        if validator.is_type(value, "number") and Fraction(repr(value)) % Fraction(repr(factor)):
+            yield ValidationError(f"{value!r} is not a multiple of {factor}")
+
+    # The default registry would fetch unknown references.
+    return extend(Draft202012Validator, {"multipleOf": multiple_of})(json.loads(schema), registry=Registry())
