@@ -42,6 +42,7 @@ def score(text: str, truth: object, **args: object) -> tuple[float, str]:
 # Cutting
 
 
+DOCTEST = f'def f(x):\n    """A.\n\n    {FENCE}python\n    f(2)\n    {FENCE}\n    """\n    return 1'
 TAGS = "def f(x): return x.split('</think>')[-1], '<think>'"
 LISTED = f"1. The code:\n   {FENCE}python\n   def f(x):\n       return x * x\n   {FENCE}\n2. That is all."
 
@@ -85,18 +86,12 @@ LISTED = f"1. The code:\n   {FENCE}python\n   def f(x):\n       return x * x\n  
         (block("def add(x): return x") + block("print(add(2))"), "def add(x): return x"),
         (block(SQUARE) + f"{FENCE}python\ndef f(x):\n    return (", SQUARE),
         (f"{FENCE}python\n{SQUARE}\n{FENCE}python\nprint(f(2))\n{FENCE}", SQUARE),
-        (
-            block(f'def f(x):\n    """A.\n\n    {FENCE}python\n    f(2)\n    {FENCE}\n    """\n    return 1'),
-            f'def f(x):\n    """A.\n\n    {FENCE}python\n    f(2)\n    {FENCE}\n    """\n    return 1',
-        ),
+        (block(DOCTEST), DOCTEST),
         (f"<answer>{FENCE}python\nx = 1\n{FENCE}</answer>", "x = 1"),
         (f"The code is {FENCE}python\nx = 1{FENCE}", "x = 1"),
         (f"Here:\n<answer>\n{SQUARE}\n</answer>\nDone.", f"\n{SQUARE}\n"),
         (
-            block("import math")
-            + block("def g(x): return math.pi")
-            + block("def f(x): return g(x)")
-            + block("print(f(1))"),
+            "".join(map(block, ("import math", "def g(x): return math.pi", "def f(x): return g(x)", "print(f(1))"))),
             "import math\n\ndef g(x): return math.pi\n\ndef f(x): return g(x)",
         ),
         (block(f"# So: {FENCE}python\nx = int('1')"), f"# So: {FENCE}python\nx = int('1')"),
@@ -128,8 +123,7 @@ def test_hostile_text_is_cut_in_linear_time(piece):
     [
         (SQUARE, TESTS, "passed 3/3 [1 1 1]"),
         ("def f(x):\n    return x + x", TESTS, "passed 2/3 [1 0 1]; test 1: raised: AssertionError: f(-3) == 9"),
-        ("def f(x):\n    return 4 / x", TESTS[::2],
-         "passed 0/2 [0 0]; test 0: raised: AssertionError: f(2) == 4"),
+        ("def f(x):\n    return 4 / x", TESTS[::2], "passed 0/2 [0 0]; test 0: raised: AssertionError: f(2) == 4"),
         ("def g(x):\n    return x", TESTS[:1], "passed 0/1 [0]; test 0: raised: NameError: name 'f' is not defined"),
         ("def f(x)\n    return x", TESTS, "passed 0/3 [0 0 0]; test 0: cannot be loaded: SyntaxError"),
         ("print(int(input()) ** 2)", [{"input": "3\n", "output": "9"}, {"input": "x", "output": "9"}],
@@ -160,6 +154,15 @@ def test_hostile_text_is_cut_in_linear_time(piece):
             "import builtins\nbuiltins.input = lambda: '5'\nassert f(2) == 5\nassert f(3) == 5",
             f"{CASE}    def test_f(self): self.assertEqual(f(2), 5)"],
          "passed 2/3 [1 1 0]; test 2: raised: AssertionError: test_f (__main__.T.test_f): AssertionError: EOFError"),
+        ("def f(x):\n    yield x + 1", ["assert math.floor(next(f(2))) == 3", {"call": "sqrt(next(f(3)))", "expect": 2},
+                                        {"call": "list(itertools.islice(f(2), 6))", "expect": [3]}],
+         "passed 3/3 [1 1 1]"),
+        ("from random import random\ndef add(x): return x\ndef sum(x): return 5\ndef re(x): return x",
+         ["assert add(x=2) == 2", "assert math.floor(sum(2)) == 5", "assert add(re(random.choice([2]))) == 2"],
+         "passed 3/3 [1 1 1]"),
+        ("def f(x): return g(x)", {"prompt": "import math\ndef g(x): return x + math.e\n\ndef f(x):\n",
+                                   "test": "def check(h): assert g(-math.e) == 0 and h(0) > 2", "entry_point": "f"},
+         "passed 1/1 [1]"),
         ("", TESTS, "passed 0/3 [0 0 0]; test 0: no code"),
     ],
 )  # fmt: skip
@@ -267,20 +270,14 @@ def test_pytest_runs_its_own_tests(tmp_path, monkeypatch):
     [
         ("import no_such_module.x\nassert f(2) == 5", "do not run in the sandbox: .* No module named 'no_such_module'"),
         (["print(1)"], "pass with functions that do nothing"),
-        (HUMANEVAL, "pass with functions that do nothing; is a function `check` never called"),
-        ("def helper(x):\n    assert f(x)\n", "pass with functions that do nothing"),
-        ("def check(f):\n    def inner():\n        assert f(2)\ncheck(f)", "pass with functions that do nothing"),
-        ("print('ok' if f(2) == 5 else 'wrong')", "pass with functions that do nothing"),
-        (
-            "try:\n    assert f(2) == 5\nexcept AssertionError:\n    print('wrong')",
-            "pass with functions that do nothing",
-        ),
-        ("def test_all():\n    yield f, 2\n", "pass with functions that do nothing"),
-        (
-            f"{CASE}    async def test_f(self):\n        self.assertEqual(await f(2), 5)",
-            "pass with functions that do nothing",
-        ),
-        ("try:\n    assert f(2) == 5\nexcept Exception:\n    pass", "pass with functions that do nothing"),
+        (HUMANEVAL, "pass with functions that do nothing; is `check` never called"),
+        ("def helper(x):\n    assert f(x)\n", "pass with functions"),
+        ("def check(f):\n    def inner():\n        assert f(2)\ncheck(f)", "pass with functions"),
+        ("print('ok' if f(2) == 5 else 'wrong')", "pass with functions"),
+        ("try:\n    assert f(2) == 5\nexcept AssertionError:\n    print('wrong')", "pass with functions"),
+        ("def test_all():\n    yield f, 2\n", "pass with functions"),
+        (f"{CASE}    async def test_f(self):\n        self.assertEqual(await f(2), 5)", "pass with functions"),
+        ("try:\n    assert f(2) == 5\nexcept Exception:\n    pass", "pass with functions"),
     ],
 )
 def test_tests_that_cannot_fail_are_refused(bubblewrap, truth, reason):
@@ -302,6 +299,7 @@ def test_tests_that_cannot_fail_are_refused(bubblewrap, truth, reason):
         ("import numpy as np\ndef f(x):\n    return np.float64(5)", {"call": "f(2)", "expect": 5}, True),
         ("import numpy as np\ndef f(x):\n    return np.arange(2)", {"call": "f(2)", "expect": [0, 1]}, True),
         ("import __main__\ndef f(x): raise __main__.Exit(0)", "if f(2) != 5:\n    exit(1)", False),
+        ("class All:\n    def __contains__(*_): return True\ndef f(x): return All()", "assert 5 in f(2)", False),
         ("class Odd:\n    def __eq__(self, n): return n % 2\ndef f(x): return Odd()", "assert f(2) == 5", True),
     ],
 )  # fmt: skip
@@ -494,15 +492,15 @@ def test_truth_without_tests_is_a_failed_score(bubblewrap):
 
 
 SOLUTIONS = {
-    "typing": (
-        "def f(x: List[int], y: Optional[Dict[str, int]] = None) -> Tuple[int, int]:\n    return x[0], 2",
-        [1, 2],
-    ),
+    "typing": ("def f(x: List[int], y: Optional[Dict] = None) -> Tuple[int]:\n    return x[0], 2", [1, 2]),
     "collections": ("def f(x):\n    d = defaultdict(deque)\n    return Counter(x)[1] + len(d[0])", 1),
     "heapq": ("def f(x):\n    h = []\n    heappush(h, 3)\n    return [heappop(h), heapq.nlargest(1, x)]", [3, [1]]),
     "math": ("def f(x):\n    return [gcd(4, 6), inf > sqrt(4), math.isqrt(17)]", [2, True, 4]),
     "itertools": ("def f(x):\n    return [list(accumulate([1, 2])), list(pairwise([1, 2]))]", [[1, 3], [[1, 2]]]),
-    "functools": ("@cache\ndef g(n):\n    return n\ndef f(x):\n    return reduce(lambda a, b: a + b, [g(1), 2])", 3),
+    "functools": (
+        "@cache\ndef g(n):\n    return n\ndef f(x):\n    return reduce(add, [g(1), 2])",
+        3,
+    ),
     "bisect": ("class Solution:\n    def f(self, x: List[int]) -> int:\n        return bisect_left([1, 3], 2)", 1),
     "string": ("def f(x):\n    return ascii_lowercase[0] + string.digits[1]", "a1"),
     "re": ("def f(x):\n    return re.sub('a', 'b', 'aa') + str(len(findall('a', 'aa')))", "bb2"),

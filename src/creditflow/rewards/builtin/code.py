@@ -6,8 +6,6 @@ This module extracts the code and runs the tests. `support.test_cases` parses an
 from __future__ import annotations
 
 import ast
-import builtins
-import importlib
 import json
 import math
 import re
@@ -17,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,6 +29,7 @@ from creditflow.rewards.support.arguments import Above0, Whole, WholeAbove0, che
 from creditflow.rewards.support.fences import blocks_in, indentation
 from creditflow.rewards.support.test_cases import NOT_LOADED, Case, TestProgram, parsed, read_tests, whole_program
 from creditflow.rewards.support.text import without_thoughts
+from creditflow.rewards.support.usual_names import usual_imports, usual_names
 from creditflow.sandbox import Result, Sandbox, open_sandbox
 
 MAX_CODE_CHARACTERS = 50_000
@@ -67,7 +66,7 @@ class CodeTests:
       as in APPS, verl and LiveCodeBench. Output is compared line by line as text, except white space at the end of
       lines: numbers must be printed exactly as expected. With `fn_name`, `func_name` or `metadata.func_name`, the tests
       are calls of that function (or of that method of a class Solution) with JSON arguments. Code that is called, as
-      opposed to a script, may use common names of the standard library without an import: `List`, `deque`, `inf`.
+      opposed to a script, and its tests may use names in `USUAL_MODULES` without an import: `List`, `deque`, `inf`.
     * a list of `{"call": "f(2, 3)", "expect": 5}`. Values are compared with a tolerance (1e-6 relative, 1e-9 absolute,
       at any depth), and lists equal tuples.
     * Python code: a list of texts, each of which is a test, as in MBPP; or one text, whose assertions outside of
@@ -120,9 +119,8 @@ class CodeTests:
             raise ValueError(f"expected a test of index {max(self.only)}, the task has {len(tests)} tests")
         tests = tuple(tests[i] for i in self.only or range(len(tests)))[: self.max_tests]
         verdicts = run_tests(box, code_in(text), tests, total_seconds=self.total_seconds)
-        passed = sum(verdict.passed for verdict in verdicts)
-        value = float(passed == len(verdicts)) if self.all_or_nothing else passed / len(verdicts)
-        return Score(value, reason=summary(verdicts))
+        share = sum(verdict.passed for verdict in verdicts) / len(verdicts)
+        return Score(float(share == 1) if self.all_or_nothing else share, reason=summary(verdicts))
 
 
 def summary(verdicts: Sequence[CaseVerdict]) -> str:
@@ -154,10 +152,8 @@ def code_in(text: str) -> str:
     text = without_thoughts(_marked(text))[-MAX_TEXT_CHARACTERS:]
     before, *rest = blocks_in(text)
     blocks = [(block.language, _dedented(block.text)) for block in rest if block.language is not None]
-    likely = [
-        *_TAG_LINE.split(_dedented(before.text)),
-        *(code for language, code in blocks if not language or _PYTHON.fullmatch(language)),
-    ]
+    likely = _TAG_LINE.split(_dedented(before.text))
+    likely += [code for language, code in blocks if not language or _PYTHON.fullmatch(language)]
     code = _last_program([code for code in likely[-_CANDIDATES:] if _parsed(code)[0].body])
     if code is None:
         marked = [block for block in blocks if _PYTHON.fullmatch(block[0])]
@@ -199,7 +195,7 @@ def is_complete(code: str, before: str = "") -> bool:
     """
     tree, names = _parsed(code)
     acts = any(isinstance(node, _ACTS) for node in ast.walk(tree))
-    return acts and ("import *" in code or names <= _usual_names().keys() - _DEFINES.findall(before))
+    return acts and ("import *" in code or names <= usual_names().keys() - _DEFINES.findall(before))
 
 
 def _parsed(code: str) -> tuple[ast.Module, set[str]]:
@@ -221,10 +217,9 @@ def _dedented(block: str) -> str:
 
 def sandbox_options(sandbox: Mapping[str, Any] | None, seconds: float | None = None) -> dict[str, Any]:
     """Complete the options of `reward.sandbox`: back end `auto`, and `seconds` as the limit of each run."""
+    limits = dict.fromkeys(("wall_s", "cpu_s"), SECONDS if seconds is None else seconds)
     options = {"backend": "auto", **(sandbox or {})}
-    if seconds is not None:
-        return {**options, "wall_s": seconds, "cpu_s": seconds}
-    return {"wall_s": SECONDS, "cpu_s": SECONDS, **options}
+    return {**limits, **options} if seconds is None else {**options, **limits}
 
 
 def open_box(options: Mapping[str, Any]) -> Sandbox:
@@ -238,32 +233,11 @@ def _box(options: str, thread: int) -> Sandbox:
     return open_sandbox(**json.loads(options))
 
 
-USUAL_MODULES = (
-    *("typing", "json", "sys", "io", "operator", "functools", "itertools", "statistics", "random", "math", "copy"),
-    *("bisect", "heapq", "collections", "datetime", "fractions", "decimal", "re", "string"),
-)
-"""Modules whose names LeetCode and LiveCodeBench import for every solution; the first one with a name counts."""
-
-
-@cache
-def _usual_names() -> dict[str, str]:
-    """The usual names and modules, with the statements that import them."""
-    modules = {module: importlib.import_module(module) for module in USUAL_MODULES}
-    imports = {module: f"import {module}" for module in USUAL_MODULES}
-    for name, module in reversed(modules.items()):
-        public = getattr(module, "__all__", [public for public in vars(module) if not public.startswith("_")])
-        imports |= {public_name: f"from {name} import {public_name}" for public_name in public}
-    return {**{name: text for name, text in imports.items() if name not in vars(builtins)}, "random": "import random"}
-
-
 def _write(box: Sandbox, code: str) -> None:
     """Write the code, the calling program, and imports of the usual names that the code uses and does not define."""
-    used = sorted(_usual_names().keys() & _parsed(code)[1])
-    # The box's Python may be older.
-    imports = "".join(f"try: {_usual_names()[name]}\nexcept ImportError: pass\n" for name in used)
     box.write(code_runner.SOLUTION, code.encode(errors="replace"))
     box.write(code_runner.PROGRAM, Path(code_runner.__file__).read_bytes())
-    box.write(code_runner.USUAL, imports.encode())
+    box.write(code_runner.USUAL, usual_imports(_parsed(code)[1]).encode())
 
 
 def run_tests(box: Sandbox, code: str, tests: Sequence[Case], *, total_seconds: float = math.inf) -> list[CaseVerdict]:
@@ -309,9 +283,7 @@ def _expect_failure(box: Sandbox, program: bytes) -> None:
     if fault := TestProgram(ask, (code_runner.STARTED,)).fault(result.stdout, nonce):
         raise ValueError(f"ground_truth: its tests do not run in the sandbox: {_ended_badly(result) or fault}")
     if not whole_program(ask).fault(result.stdout, nonce):
-        raise ValueError(
-            "ground_truth: its tests pass with functions that do nothing; is a function `check` never called?"
-        )
+        raise ValueError("ground_truth: its tests pass with functions that do nothing; is `check` never called?")
 
 
 def _ended_badly(result: Result) -> str:

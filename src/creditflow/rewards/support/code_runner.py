@@ -25,7 +25,7 @@ MAX_CHARACTERS = 200_000
 """Maximum length of an answer."""
 MAX_DEPTH = 50
 NAMES: dict[str, Any] = {}
-"""The names of the solution that the tests see."""
+"""The names that the tests see: those of the solution, and of what runs before it."""
 
 
 def main() -> None:
@@ -38,26 +38,28 @@ def main() -> None:
         # Before the solution, which may redefine functions of these modules.
         for name in ask.get("imports", ()):
             __import__(name, fromlist=ask["names"])  # a module that is loaded when it is first used, too
+        exec(ask.get("before", ""), NAMES)
         definitions = _definitions()
         # Importing pathlib takes 4 ms.
         imports, source = [open(name, encoding="utf-8").read() for name in (USUAL, SOLUTION)]  # noqa: PTH123, SIM115
         exec(imports, vars(module))
         usual = set(vars(module))
+        vars(module).update(NAMES)
         # Annotations are not evaluated: they may name classes of the tests.
         exec(compile(source, SOLUTION, "exec", annotations.compiler_flag, dont_inherit=True), vars(module))
     except BaseException as error:
         _tell(output, {"not_loaded": _described(error)})
     try:
         _restore(definitions)
-        # A name that the solution does not define must not be callable as one of its functions.
-        names = {name: value for name, value in vars(module).items() if name not in usual}
-        # A function of the solution hides a built-in one only from tests that use no other name of the solution.
-        hidden = vars(builtins) if ask.get("outside", True) else ()
-        NAMES.update({"map": _map} | {name: value for name, value in names.items() if name not in hidden})
+        # A name that the solution does not define must not be callable as one of its functions. Its own functions
+        # hide built-in ones only from tests that use no other name of the solution.
+        modules = {name for name, value in NAMES.items() if isinstance(value, types.ModuleType)}
+        hidden = usual.union(modules, vars(builtins) if ask.get("outside") else ())
+        NAMES.update({"map": _map} | {name: value for name, value in vars(module).items() if name not in hidden})
         if "test" in ask:
             _run_test(ask, vars(module), definitions, output)
             _tell(output, {})
-        answer = {"value": encoded(_called(ask, names))}
+        answer = {"value": encoded(_called(ask))}
     except BaseException as error:
         answer = {"raised": _described(error)}
     _tell(output, answer)
@@ -126,11 +128,11 @@ class OtherValue:
         return self.text
 
 
-def _called(ask: dict[str, Any], module: dict[str, Any]) -> object:
+def _called(ask: dict[str, Any]) -> object:
     if "call" in ask:
         return eval(compile(f"(\n{ask['call']}\n)", "call", "eval", dont_inherit=True), NAMES)
-    method = getattr(module.get("Solution"), ask["fn"], None)
-    function = module[ask["fn"]] if method is None else getattr(module["Solution"](), ask["fn"])
+    is_method = hasattr(NAMES.get("Solution"), ask["fn"])
+    function = getattr(NAMES["Solution"](), ask["fn"]) if is_method else NAMES[ask["fn"]]
     return function(*decoded(ask["args"]))
 
 

@@ -20,6 +20,7 @@ from itertools import groupby, zip_longest
 from typing import Any
 
 from creditflow.rewards.support.code_runner import MAX_CHARACTERS, PROGRAM, SOLUTION, decoded, encoded
+from creditflow.rewards.support.usual_names import usual_imports, usual_names
 
 MAX_TEST_CHARACTERS = 1_000_000
 """Limit for a test that is Python code; public tests with long inputs have up to some 100,000."""
@@ -41,8 +42,8 @@ class InputOutput:
 
     def fault(self, stdout: bytes, nonce: str) -> str:
         """Compare line by line as text: `2.0` differs from `2`. White space at the end of lines is ignored."""
-        lines = zip_longest(_lines(self.output), _lines(stdout.decode(errors="replace")))
-        for i, (expected, got) in enumerate(lines):
+        printed = _lines(stdout.decode(errors="replace"))
+        for i, (expected, got) in enumerate(zip_longest(_lines(self.output), printed)):
             if expected != got:
                 return f"wrong answer in line {i}: expected {shown(expected)}, got {shown(got)}"
         return ""
@@ -71,11 +72,9 @@ class CaseCall:
             value = decoded(answer["value"])
         except (ValueError, TypeError, ArithmeticError, RecursionError):
             return "its answer cannot be read"
-        try:
+        with suppress(TypeError, ArithmeticError, RecursionError):
             if self.holds(value):
                 return ""
-        except (TypeError, ArithmeticError, RecursionError):
-            pass
         return f"wrong answer: expected {self.expected}, got {shown(value)}"
 
 
@@ -161,7 +160,8 @@ def read_tests(truth: Any) -> tuple[Case, ...]:
       is named: by `fn_name`, `func_name` or `metadata.func_name`. `testtype` or `type` may name the kind;
     * a list of `{"call": "f(2, 3)", "expect": 5}`, and of texts of Python code, each of which is a test (MBPP, there
       under `test_list`);
-    * one text of Python code (`read_program`); `{"test": ..., "entry_point": ...}` is HumanEval's.
+    * one text of Python code (`read_program`); `{"test": ..., "entry_point": ...}` is HumanEval's, where `prompt` may
+      hold imports and helpers.
     Raises ValueError for anything else, and if there is no test.
     """
     if isinstance(truth, str):
@@ -172,7 +172,7 @@ def read_tests(truth: Any) -> tuple[Case, ...]:
     if isinstance(truth, Mapping) and {"test", "entry_point"} <= truth.keys():
         check = re.search(r"(?m)^def (check(?=\()|\w+(?=\(candidate\b))", str(truth["test"]))
         call = f"{check[1]}({truth['entry_point']})" if check else ""
-        return read_program(f"{truth['test']}\n\n{call}\n")
+        return read_program(f"{truth['test']}\n\n{call}\n", _before_entry(truth))
     truth = _listed(truth) if isinstance(truth, Mapping) else truth
     if not isinstance(truth, Sequence) or not truth:
         raise ValueError(f"expected tests, got {shown(truth)}")
@@ -187,11 +187,19 @@ def read_tests(truth: Any) -> tuple[Case, ...]:
     return tuple(tests)
 
 
+def _before_entry(truth: Mapping[str, Any]) -> str:
+    """The imports, constants and helpers in a row's `prompt`, before its entry point; empty without Python."""
+    name = re.match(r"\w*", str(truth["entry_point"]))[0]  # type: ignore[index]
+    before = re.split(rf"(?m)^(?:async )?(?:def|class) {name}\b", str(truth.get("prompt") or ""))[0]
+    with suppress(ValueError):
+        return "\n".join(ast.unparse(node) for node in parsed(before)[0].body if not isinstance(node, ast.Expr))
+    return ""
+
+
 def _listed(truth: Mapping[str, Any]) -> list[Any]:
     """The tests of an object that holds a list of them, or columns of inputs and outputs."""
     if isinstance(truth.get("test_list"), list):
-        imports = truth.get("test_imports") or []
-        before = "\n".join([*map(str, imports), str(truth.get("test_setup_code") or "")])
+        before = "\n".join(map(str, [*(truth.get("test_imports") or []), truth.get("test_setup_code") or ""]))
         return [f"{before}\n{test}" for test in truth["test_list"]]
     if isinstance(truth.get("test_cases"), list):
         if str(truth.get("language") or "python").lower() not in ("python", "python3"):
@@ -199,7 +207,7 @@ def _listed(truth: Mapping[str, Any]) -> list[Any]:
         return list(truth["test_cases"])
     inputs, outputs = truth.get("inputs"), truth.get("outputs")
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
-        raise ValueError(f"expected tests with as many inputs as outputs, got {shown(dict(truth))}")
+        raise ValueError(f"expected as many inputs as outputs, test_list or test_cases, got keys {shown([*truth])}")
     return [{**truth, "input": before, "output": after} for before, after in zip(inputs, outputs, strict=True)]
 
 
@@ -231,11 +239,9 @@ def _joined(text: Any) -> str:
 
 def _of_fn(name: str, arguments: Any, expected: Any) -> Case:
     if isinstance(arguments, str):  # LiveCodeBench, verl: JSON, one argument per line
-        args = [json.loads(line) for line in arguments.split("\n") if line.strip()]
+        arguments = [json.loads(line) for line in arguments.split("\n") if line.strip()]
         expected = json.loads(expected) if isinstance(expected, str) else expected
-    elif isinstance(arguments, list):
-        args = arguments
-    else:
+    if not isinstance(arguments, list):
         raise ValueError(f"expected the arguments of {name} as a list, or as lines of JSON, got {shown(arguments)}")
     wrapped = isinstance(expected, list) and len(expected) == 1
 
@@ -244,7 +250,7 @@ def _of_fn(name: str, arguments: Any, expected: Any) -> Case:
         return alike(value, expected) or (wrapped and alike(value, expected[0]))
 
     expected = decoded(_plain(expected))
-    return CaseCall({"fn": name, "args": _plain(args)}, holds, shown(expected))
+    return CaseCall({"fn": name, "args": _plain(arguments)}, holds, shown(expected))
 
 
 def _plain(value: Any) -> Any:
@@ -262,7 +268,7 @@ def _of_one(test: Any) -> Case:
         return _of_pair(test, test["input"], test["output"])
     if isinstance(test, Mapping) and {"call", "expect"} <= test.keys():
         expected = decoded(_plain(test["expect"]))
-        ask = {"call": str(test["call"]), "outside": sorted(parsed(str(test["call"]))[1])}
+        ask = {"call": str(test["call"]), **_names(*parsed(str(test["call"])))}
         return CaseCall(ask, lambda value: alike(value, expected), shown(expected))
     raise ValueError(f"expected input and output, call and expect, or Python code, got {shown(test)}")
 
@@ -271,12 +277,13 @@ def _of_one(test: Any) -> Case:
 
 
 @lru_cache(maxsize=256)
-def read_program(text: str) -> tuple[TestProgram, ...]:
+def read_program(text: str, before: str = "") -> tuple[TestProgram, ...]:
     """Parse Python code into tests: its assertions outside of functions, or else the whole program up to its end.
 
     Functions `test...()` and unittest's cases are called at the end, and count as assertions. Test functions with
     parameters and classes `Test...` are pytest's, which runs the whole text as one test. A program that calls `exit` is
-    one test, too; it also passes by exiting with 0. Raises ValueError if the text is no Python.
+    one test, too; it also passes by exiting with 0. `before` runs before the solution, which may use its names.
+    Raises ValueError if the text is no Python.
     """
     if not text.strip():
         raise ValueError("expected tests of a program, got an empty text")
@@ -284,18 +291,17 @@ def read_program(text: str) -> tuple[TestProgram, ...]:
         raise ValueError(f"expected a test of at most {MAX_TEST_CHARACTERS} characters, got {len(text)}")
     # The tests see the names that they use; others may be hooks of a test framework.
     tree, outside = parsed(re.sub(r"(?m)^from solution import \*", "pass", text))
+    names = _names(tree, outside, before)
     if any(isinstance(node, ast.Assert) and isinstance(node.test, ast.Tuple) for node in ast.walk(tree)):
         raise ValueError(f"expected assertions that can fail, got one of a tuple in {shown(text)}")
     runs_all = {"unittest.main", "pytest.main", *re.findall(r"from (?:unittest|pytest) import .*\b(main)\b", text)}
     tree.body = [node for node in tree.body if isinstance(node, _DEFINITIONS) or not _calls(node) & runs_all]
     called = {name for node in tree.body if not isinstance(node, _DEFINITIONS) for name in _calls(node)}
     runs = [run for node in tree.body if (run := _run_of(node, called)) is not None]
-    nodes = list(ast.walk(tree))
+    nodes, whole = list(ast.walk(tree)), ast.withitem(ast.Name("__whole__", ast.Load()))
     for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.With) and _TEST.match(ast.unparse(node)):
-            node.body = [
-                ast.copy_location(ast.With([ast.withitem(ast.Name("__whole__", ast.Load()))], node.body), node)
-            ]
+            node.body = [ast.copy_location(ast.With([whole], node.body), node)]
     if "" in runs:
         tree = ast.parse(_PYTEST.format(source=_NAMES % sorted(outside) + ast.unparse(_Seen().visit(tree))))
     else:
@@ -306,17 +312,16 @@ def read_program(text: str) -> tuple[TestProgram, ...]:
     aliases = [(node, alias.name) for node in nodes if isinstance(node, _IMPORTS) for alias in node.names]
     modules = {getattr(node, "module", name) for node, name in aliases if not getattr(node, "level", 0)}
     attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
+    stored = {node.attr for node in attributes if isinstance(node.ctx, ast.Store)}
     raises = exits or any(isinstance(node, ast.Assert | ast.Raise) for node in nodes) or _FAILS.search(text)
     parts: list[tuple[str, bool]] = []
     ask = {
         "test": parts,
         "stub": "raise NotImplementedError" if raises and "except AssertionError" not in text else "return object()",
-        "outside": sorted(outside),
+        **names,
         "imports": sorted(name for name in modules if name.split(".")[0] not in _OURS),
         "names": sorted({name for _, name in aliases} | {node.attr for node in attributes}),
-        "stored": sorted(
-            {*_STORES.findall(text), *(node.attr for node in attributes if isinstance(node.ctx, ast.Store))}
-        ),
+        "stored": sorted(stored.union(_STORES.findall(text))),
     }
     for kind, group in groupby(_Seen().visit(tree).body, type):
         sources = [ast.unparse(ast.fix_missing_locations(node)) for node in group]
@@ -324,6 +329,18 @@ def read_program(text: str) -> tuple[TestProgram, ...]:
         parts += [(source, True) for source in sources] if is_test else [("\n".join(sources), False)]
     tests = [i for i, (_, is_test) in enumerate(parts) if is_test] or [len(parts)]
     return tuple(TestProgram(ask, (i, len(parts)) if i == tests[-1] else (i,)) for i in tests)
+
+
+def _names(tree: ast.AST, outside: set[str], before: str = "") -> dict[str, Any]:
+    """The names in a test that the solution defines, and the code that runs before the solution.
+
+    Usual modules are imported. So are other usual names, unless a test uses no name but them: they are the solution's.
+    """
+    bases = {ast.unparse(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    modules = {name: f"import {name}" for name in outside}
+    rest = {name for name in outside if usual_names().get(name) != modules[name] or name not in bases}
+    own = {name for name in rest if usual_names().get(name, modules[name]) == modules[name]} or rest
+    return {"outside": sorted(own), "before": usual_imports(outside - own) + before}
 
 
 def whole_program(ask: Mapping[str, Any]) -> TestProgram:
@@ -422,24 +439,14 @@ def alike(value: Any, expected: Any) -> bool:
 
     Decimals are compared within 1e-6 (relative) or 1e-9 (absolute).
     """
-    if isinstance(expected, list | tuple):
-        is_alike = isinstance(value, list | tuple) and len(value) == len(expected)
-        return is_alike and all(alike(item, other) for item, other in zip(value, expected, strict=True))
-    if isinstance(expected, Mapping):
-        if not isinstance(value, dict):
-            return False
+    if isinstance(expected, list | tuple) and isinstance(value, list | tuple):
+        return len(value) == len(expected) and all(map(alike, value, expected))
+    if isinstance(expected, Mapping) and isinstance(value, dict):
         named = {key if key in expected else str(key): item for key, item in value.items()}
         return named.keys() == expected.keys() and all(alike(named[key], expected[key]) for key in expected)
     if isinstance(value, float) or isinstance(expected, float):
-        return _close(value, expected)
+        with suppress(TypeError, OverflowError):
+            are_nan = value != value and expected != expected  # noqa: PLR0124
+            if are_nan or math.isclose(value, expected, rel_tol=REL_TOL, abs_tol=ABS_TOL):
+                return True
     return bool(value == expected)
-
-
-def _close(number: Any, other: Any) -> bool:
-    """Whether two numbers, one of them a decimal, are nearly equal, or both NaN."""
-    if number == other or (number != number and other != other):  # noqa: PLR0124 (NaN)
-        return True
-    try:
-        return math.isclose(number, other, rel_tol=REL_TOL, abs_tol=ABS_TOL)
-    except (TypeError, OverflowError):
-        return False
