@@ -160,6 +160,8 @@ def test_hostile_text_is_cut_in_linear_time(piece):
         ("from random import random\ndef add(x): return x\ndef sum(x): return 5\ndef re(x): return x",
          ["assert add(x=2) == 2", "assert math.floor(sum(2)) == 5", "assert add(re(random.choice([2]))) == 2"],
          "passed 3/3 [1 1 1]"),
+        ("class Real:\n    def __contains__(self, x): return x < inf\ndef f(x): return g(x)", [
+            "assert 2.5 in Real()", {"call": "f(2)", "expect": 2}], "passed 1/2 [1 0]"),
         ("def f(x): return g(x)", {"prompt": "import math\ndef g(x): return x + math.e\n\ndef f(x):\n",
                                    "test": "def check(h): assert g(-math.e) == 0 and h(0) > 2", "entry_point": "f"},
          "passed 1/1 [1]"),
@@ -498,8 +500,8 @@ SOLUTIONS = {
     "math": ("def f(x):\n    return [gcd(4, 6), inf > sqrt(4), math.isqrt(17)]", [2, True, 4]),
     "itertools": ("def f(x):\n    return [list(accumulate([1, 2])), list(pairwise([1, 2]))]", [[1, 3], [[1, 2]]]),
     "functools": (
-        "@cache\ndef g(n):\n    return n\ndef f(x):\n    return reduce(add, [g(1), 2])",
-        3,
+        "@cache\ndef g(n):\n    return n and g(n - 1) + 1\ndef f(x):\n    return reduce(add, [g(5000), 2])",
+        5002,
     ),
     "bisect": ("class Solution:\n    def f(self, x: List[int]) -> int:\n        return bisect_left([1, 3], 2)", 1),
     "string": ("def f(x):\n    return ascii_lowercase[0] + string.digits[1]", "a1"),

@@ -129,6 +129,7 @@ class OtherValue:
 
 
 def _called(ask: dict[str, Any]) -> object:
+    sys.setrecursionlimit(max(50_000, sys.getrecursionlimit()))  # as in LiveCodeBench
     if "call" in ask:
         return eval(compile(f"(\n{ask['call']}\n)", "call", "eval", dont_inherit=True), NAMES)
     is_method = hasattr(NAMES.get("Solution"), ask["fn"])
@@ -253,13 +254,13 @@ def _map(function: Any, *columns: Any) -> Any:
 
 
 def seen(value: object, depth: int = 0) -> object:
-    """Return the value; raise TypeError if it, or an item of it, is an object that claims to equal anything."""
+    """Return the value; raise TypeError if it, or an item of it, is an object that equals or contains anything."""
     kind = type(value)
     if kind in COLLECTIONS.values() and depth < MAX_DEPTH:
         for item in [*value, *value.values()] if isinstance(value, dict) else value:  # type: ignore[attr-defined]
             seen(item, depth + 1)
     elif _FLAGS(kind) & _DEFINED and _claims_anything(value):
-        raise TypeError(f"an object that equals anything: {kind.__name__}")
+        raise TypeError(f"an object that equals or contains anything: {kind.__name__}")
     return value
 
 
@@ -271,7 +272,7 @@ _CLAIMS: tuple[Callable[[Any, Any], Any], ...] = (
     lambda value, other: not value.__ne__(other),
     lambda value, other: value < other and value > other,
     lambda value, other: value <= other and value >= other,
-    lambda value, other: other > 2**60 and type(value).__contains__(value, other),  # a range contains small numbers
+    lambda value, _: type(value).__contains__(value, [object()]),  # an interval may contain all numbers
     # Every difference of a MagicMock is one mock, whose size has no order.
     lambda value, other: value - other == value - 2 * other and getattr(value - other, "__abs__", int)() < float("inf"),
     lambda value, other: other - value == 2 * other - value and getattr(other - value, "__abs__", int)() < float("inf"),
