@@ -95,6 +95,44 @@ def test_each_recorded_call_is_a_step_with_its_prompt(places: list[str], trace: 
     assert all(left.reason.startswith(known) for left in made.left_out)
 
 
+SYSTEM = {"gen_ai.system_instructions": [{"type": "text", "content": "Look."}]}
+IN = {"gen_ai.input.messages": [message("user", "why?")]}
+OUT = {"gen_ai.output.messages": [message("assistant", "So.")]}
+MODEL = {"gen_ai.operation.name": "chat", "gen_ai.request.model": "m"}
+CUT = {"gen_ai.output.messages": '[{"role"'}
+
+
+def recorded(own: dict[str, Any], *parts: dict[str, Any]) -> Converted:
+    return convert([Span("t", "a", None, "x", 1, 9, own, [SpanEvent(DETAILS, part) for part in parts])])
+
+
+@pytest.mark.parametrize(
+    ("own", "parts"),
+    [(MODEL, [SYSTEM, IN, OUT]), (MODEL | SYSTEM, [IN, OUT]), (MODEL | SYSTEM | IN | CUT, [OUT]),
+     ({}, [SYSTEM, IN, OUT, MODEL])],
+)  # fmt: skip
+def test_records_of_one_span_are_parts_of_a_call(own: dict[str, Any], parts: list[dict[str, Any]]) -> None:
+    """Strands writes system instructions, prompt and response in one record each."""
+    made = recorded(own, *parts)
+    (step,) = steps(made)
+    assert (step.policy, step.prompt, step.response) == ("m", "[system]\nLook.\n\n[user]\nwhy?", "So.")
+    assert (made.left_out, dict(made.mended)) == ([], {})
+
+
+@pytest.mark.parametrize("kind", ["invoke_agent", "execute_tool", "execute_event_loop_cycle"])
+def test_records_of_an_agent_or_a_tool_are_not_calls(kind: str) -> None:
+    made = recorded({"gen_ai.operation.name": kind, **IN}, SYSTEM, IN, OUT, IN | OUT)
+    assert (steps(made), made.left_out) == ([], [])
+    assert made.passed_over[f"{DETAILS} on a span of no call"] == 4
+
+
+@pytest.mark.parametrize("kind", [MODEL, {}])
+def test_parts_of_several_calls_are_listed(kind: dict[str, Any]) -> None:
+    made = recorded(kind, IN, OUT, IN, OUT)
+    reasons = [left.reason for left in made.left_out if left.what == "record"]
+    assert (steps(made), reasons) == ([], ["which call of its span it belongs to was not recorded"] * 4)
+
+
 @given(st.lists(st.sampled_from([HANDLER, "f" * 16, "9" * 16]), min_size=1, max_size=6), st.integers(0, 99))
 def test_messages_of_several_calls_in_a_span_are_listed(places: list[str], seed: int) -> None:
     logs = [log for number, place in enumerate(places) for log in spoken(number, place)]
@@ -109,14 +147,9 @@ def test_messages_of_several_calls_in_a_span_are_listed(places: list[str], seed:
 
 @pytest.mark.parametrize("call", [whole, spoken])
 def test_calls_inside_an_agent_span_belong_to_it(call: Any) -> None:
-    made = read([*call(0, CHAT), *call(1, HANDLER)])
+    made = read([*call(0, CHAT), *call(1, HANDLER), *spoken(2, AGENT)])  # the last one only repeats
     assert [(step.agent, step.response) for step in steps(made)] == [("writer", "answer 0"), ("writer", "answer 1")]
     assert made.left_out == []
-
-
-def test_messages_on_an_agent_span_are_not_a_call() -> None:
-    made = read([*spoken(0, CHAT), *spoken(1, AGENT)])
-    assert [step.response for step in steps(made)] == ["answer 0"]
 
 
 def test_failed_call_with_only_a_prompt_is_listed() -> None:
@@ -125,7 +158,9 @@ def test_failed_call_with_only_a_prompt_is_listed() -> None:
 
 
 def test_span_with_several_calls_keeps_its_rewards() -> None:
-    events = [SpanEvent(DETAILS, {"gen_ai.output.messages": [message("assistant", f"answer {k}")]}) for k in range(2)]
+    events = [
+        SpanEvent(DETAILS, IN | {"gen_ai.output.messages": [message("assistant", f"answer {k}")]}) for k in (0, 1)
+    ]
     score = {"gen_ai.evaluation.name": "good", "gen_ai.evaluation.score.value": 0.5}
     events.insert(1, SpanEvent("gen_ai.evaluation.result", score))
     (trajectory,) = convert([Span("t", "s", None, "handler", 1, 9, {}, events)]).trajectories
@@ -144,7 +179,4 @@ def test_records_attach_to_agent_lightning_spans_by_id() -> None:
 
 def test_record_of_another_trace_with_one_id_is_separate() -> None:
     made = read([*whole(0, CHAT), *whole(1, CHAT, "b" * 32)])
-    assert sorted((trajectory.id[0], trajectory.answer) for trajectory in made.trajectories) == [
-        ("a", "answer 0"),
-        ("b", "answer 1"),
-    ]
+    assert sorted((t.id[0], t.answer) for t in made.trajectories) == [("a", "answer 0"), ("b", "answer 1")]

@@ -1,6 +1,6 @@
-"""Model calls recorded only in events: in log records whose span is missing or is not a model call.
+"""Model calls recorded in events: parts of a span's own call, and calls on spans of another kind or on missing spans.
 
-Makes a span for each such call; `span_reading` reads its contents as it reads any call's.
+Makes a span for each of the latter; `span_reading` reads its contents as it reads any call's.
 """
 
 from __future__ import annotations
@@ -8,46 +8,64 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from creditflow.plugins.traces.conventions import conventions
 from creditflow.plugins.traces.span_reading import has_no_kind, is_call, is_reward_event, message_kind
-from creditflow.plugins.traces.spans import Span, SpanEvent, is_of_models
+from creditflow.plugins.traces.spans import Span, SpanEvent, is_of_models, text_of
+
+_OPERATION = "gen_ai.operation.name"
 
 
 def with_calls_apart(spans: Iterable[Span]) -> Iterator[Span]:
-    """Yield `spans`, and one more span inside a span for each call that its events record besides the span itself."""
+    """Yield `spans`, each call with the attributes of its records, and a new span inside for every other call."""
     for span in spans:
         calls = _recorded_calls(span) if span.events else ()
         taken = {id(event) for events in calls for event in events}
-        yield replace(span, events=[event for event in span.events if id(event) not in taken]) if calls else span
-        for number, events in enumerate(calls):
-            attributes = {"gen_ai.operation.name": "chat"}
-            for event in events:
-                attributes |= event.attributes
+        rest = [event for event in span.events if id(event) not in taken] if calls else span.events
+        recorded = [{key: value for event in events for key, value in event.attributes.items()} for events in calls]
+        if len(calls) == 1 and is_call(span):
+            # Of two values the longer one counts: a limit may have cut off the other.
+            own = {k: v for k, v in span.attributes.items() if len(text_of(v)) >= len(text_of(recorded[0].get(k)))}
+            yield replace(span, attributes={**recorded[0], **own}, events=rest)
+            continue
+        yield replace(span, events=rest) if calls else span
+        for number, (events, attributes) in enumerate(zip(calls, recorded, strict=True)):
             times = [event.time for event in events if event.time is not None]
             start, end = min(times, default=span.start), max(times, default=span.end)
-            call = Span(span.trace, f"{span.id}/{number}", span.id, events[0].name, start, end, attributes, events)
+            ids = span.trace, f"{span.id}/{number}", span.id, events[0].name
+            messages = [event for event in events if message_kind(event) != "record"]
+            call = Span(*ids, start, end, {_OPERATION: "chat", **attributes}, messages)
             yield replace(call, resource=span.resource, trace_id=span.trace_id, scope=span.scope)
 
 
 def _recorded_calls(span: Span) -> Sequence[list[SpanEvent]]:
-    """Events by the call that they record; empty if the span is that call.
+    """Events by the call that they record.
 
-    Events of one message each are one call if they have at most one response: of several calls, which messages belong
-    together was not recorded.
+    Records are parts of one call unless an attribute of messages repeats; then each with a prompt and a response is a
+    call. On an agent's or a tool's span they are its own messages, unless they name another operation. Messages on a
+    span without a kind are one call if they have at most one response: of several, which belong together was not
+    recorded.
     """
-    whole = [[event] for event in span.events if message_kind(event) == "call"]
-    if is_call(span):
-        return whole if len(whole) > 1 else ()
+    is_kindless = has_no_kind(span)
+    is_part, operation = is_kindless or is_call(span), span.attributes.get(_OPERATION)
+    records = [event for event in span.events if message_kind(event) == "record"]
+    records = [e for e in records if is_part or e.attributes.get(_OPERATION, operation) != operation]
+    prompt = {place.attribute for convention in conventions() for place in convention.prompt}
+    response = {place.attribute for convention in conventions() for place in convention.response}
+    parts = [record.attributes.keys() & (prompt | response) for record in records]
+    is_one = sum(map(len, parts)) == len(set().union(*parts)) and parts.count(set()) <= 1
+    whole = [[r] for r, part in zip(records, parts, strict=True) if bool(part & prompt) == bool(part & response)]
+    calls = whole if not is_one else [records] if records else []
     messages = [event for event in span.events if message_kind(event) in ("prompt", "response")]
     kinds = [message_kind(event) for event in messages]
-    is_one = kinds.count("response") <= 1 and "prompt" in kinds and has_no_kind(span)
-    return [*whole, messages] if is_one else whole
+    return [*calls, messages] if is_kindless and kinds.count("response") <= 1 and "prompt" in kinds else calls
 
 
 def unread(span: Span) -> Iterator[tuple[str, str]]:
     """Name and reason of each of a span's generative-AI events that no rule reads."""
-    is_kindless = has_no_kind(span)
+    is_kindless, is_own = has_no_kind(span), is_call(span)
     for event in span.events:
-        if is_kindless and message_kind(event):
+        kind = message_kind(event)
+        if (is_kindless and kind) or (is_own and kind == "record"):
             yield event.name, "which call of its span it belongs to was not recorded"
-        elif is_of_models(event) and not message_kind(event) and not is_reward_event(event):
+        elif is_of_models(event) and not kind and not is_reward_event(event):
             yield event.name, "an event of this name is not read"

@@ -389,20 +389,14 @@ def _info(span: Span, names: _AttributeNames, reason: Any) -> dict[str, Any]:
 
 
 def _from_events(events: Sequence[SpanEvent], side: _Side, notes: Notes) -> list[ChatMessage]:
-    """The messages of events that hold one message each, or all messages of a call."""
+    """The messages of events that hold one message each."""
     raw: list[Any] = []
     for event in events:
         kind, role = _event_kinds().get(event.name, ("", ""))
-        if kind == "call" or (kind == side and not role):
-            read = (_at_places(convention, side, event.attributes, notes) for convention in conventions())
-            if messages := next(filter(None, read), []):
-                return messages
-        elif kind == side:
+        if kind == side:
             bodies = (event.body, event.attributes.get("gen_ai.event.content"))
-            body = next(
-                (b for value in bodies if isinstance(b := decode(value, "json", event.name, notes), dict)), None
-            )
-            body = dict(event.attributes) if body is None else body
+            decoded = (decode(value, "json", event.name, notes) for value in bodies)
+            body = next((body for body in decoded if isinstance(body, dict)), dict(event.attributes))
             raw.append({"role": role, **body} if side == "prompt" else body)
     return READERS[side](raw, notes, nested=True)
 
@@ -414,7 +408,7 @@ def _event_kinds() -> Mapping[str, tuple[EventKind, str]]:
 
 
 def message_kind(event: SpanEvent) -> EventKind:
-    """`call` if an event holds all messages of a call, `prompt` or `response` if it is one message; else empty."""
+    """`record` if an event holds attributes of a call, `prompt` or `response` if it is one message; else empty."""
     return _event_kinds().get(event.name, ("", ""))[0]
 
 

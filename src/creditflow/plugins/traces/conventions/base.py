@@ -70,8 +70,8 @@ class AgentSpan:
 Meaning = ModelCall | Reward | AgentSpan
 
 
-EventKind = Literal["call", "prompt", "response", ""]
-"""An event with all messages of a call, with those of one side, or another one."""
+EventKind = Literal["record", "prompt", "response", ""]
+"""An event with attributes of a call, at the places of any convention; with one message; or another one."""
 RewardReader = Callable[[Span, Entries], Iterable[Reward]]
 
 
@@ -120,8 +120,7 @@ class Convention:
     """Instrumentation scopes that write a tool-calling message as Python prints it."""
 
     events: Mapping[str, tuple[EventKind, str]] = field(default_factory=dict)
-    """Event name to its kind, and to the role of the message in its body; an empty role: the messages are in its
-    attributes, at the places of any convention."""
+    """Event name to its kind, and to the role of the message in its body."""
 
     prompt_ids: tuple[str, ...] = ()
     """Attributes of token ids, in order of precedence; likewise the next fields."""

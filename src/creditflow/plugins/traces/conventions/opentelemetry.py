@@ -70,12 +70,13 @@ OTEL = Convention(
     calls=((_OPERATION, _OTEL_CALLS),),
     not_calls=(
         (_OPERATION, ("embeddings", "execute_tool", "create_agent", "invoke_agent", "invoke_workflow", "retrieval")),
+        (_OPERATION, ("execute_event_loop_cycle",)),  # Strands: a call and its tools
     ),
     call_attributes=("gen_ai.request.model", "gen_ai.response.model", "gen_ai.response.id"),
     prompt=(Place("gen_ai.input.messages"), Place("gen_ai.system_instructions", key="system", shared=True)),
     response=(Place("gen_ai.output.messages"),),
     repr_scopes=("opentelemetry.instrumentation.openai_agents",),
-    events={"gen_ai.client.inference.operation.details": ("call", "")},
+    events={"gen_ai.client.inference.operation.details": ("record", "")},
     response_id=("gen_ai.response.id",),
     model=("gen_ai.request.model", "gen_ai.response.model"),
     temperature=("gen_ai.request.temperature",),
@@ -129,9 +130,9 @@ EVENTS = Convention(
     response=(Place("gen_ai.completion", "either"),),
     events={
         **{f"gen_ai.{role}.message": ("prompt", role) for role in ("system", "user", "assistant", "tool")},
-        "gen_ai.content.prompt": ("prompt", ""),
+        "gen_ai.content.prompt": ("record", ""),
         "gen_ai.choice": ("response", "assistant"),
-        "gen_ai.content.completion": ("response", ""),
+        "gen_ai.content.completion": ("record", ""),
     },
 )
 
