@@ -176,14 +176,9 @@ def test_call_cut_off_in_its_reasoning_is_kept(key: str) -> None:
 
 
 def test_thinking_of_openllmetry_is_part_of_the_response() -> None:
-    attributes = {
-        "gen_ai.prompt.0.content": "How many?",
-        "gen_ai.completion.0.finish_reason": "end_turn",
-        "gen_ai.completion.0.role": "thinking",
-        "gen_ai.completion.0.content": THOUGHT,
-        "gen_ai.completion.1.role": "assistant",
-        "gen_ai.completion.1.content": SAID,
-    }
+    attributes = {"gen_ai.prompt.0.content": "How many?", "gen_ai.completion.0.finish_reason": "end_turn"}
+    for n, (role, text) in enumerate((("thinking", THOUGHT), ("assistant", SAID))):
+        attributes |= {f"gen_ai.completion.{n}.role": role, f"gen_ai.completion.{n}.content": text}
     found = step(convert([Span("t", "a", None, "anthropic.chat", 1, 2, attributes)]))
     assert (found.response, found.info["finish_reason"]) == (f"{THOUGHT}\n{SAID}", "end_turn")
 
@@ -228,6 +223,8 @@ def test_tool_calls_and_results_are_read_in_each_form(form: str) -> None:
         SpanEvent("gen_ai.user.message", {"content": "Weather?"}),
         SpanEvent("gen_ai.assistant.message", {"content": json.dumps(looked)}),
         SpanEvent("gen_ai.tool.message", {"content": json.dumps(result)}),
+        # On Bedrock, botocore records a result twice. Gemini's have no ids.
+        *[SpanEvent("gen_ai.tool.message", {"id": "1", "content": "21 degrees"})] * (form != "gemini"),
         SpanEvent("gen_ai.choice", {"message": json.dumps(looked), "finish_reason": "tool_use"}),
     ]
     messages = [user, {"role": "assistant", "content": looked}, {"role": "tool", "content": result}]
@@ -240,11 +237,14 @@ def test_tool_calls_and_results_are_read_in_each_form(form: str) -> None:
         assert found.prompt == f"[user]\nWeather?\n\n[assistant]\n{LOOKED}\n\n[tool]\n21 degrees"
 
 
-def test_json_of_a_tool_result_is_read_as_its_value() -> None:
-    result = [{"toolResult": {"toolUseId": "1", "content": [{"json": {"degrees": 21}}]}}]
-    messages = [{"role": "user", "content": "Weather?"}, {"role": "tool", "content": result}]
-    found = step(call(messages, [{"role": "assistant", "content": SAID}]))
-    assert found.prompt == '[user]\nWeather?\n\n[tool]\n{"degrees": 21}'
+COHERE = {"type": "document", "document": {"data": "21 degrees"}}
+
+
+@pytest.mark.parametrize(("part", "text"), [({"json": {"degrees": 21}}, '{"degrees": 21}'), (COHERE, "21 degrees")])
+def test_tool_result_of_json_or_a_document_is_its_value(part: dict[str, Any], text: str) -> None:
+    result = [{"toolResult": {"toolUseId": "1", "content": [part]}}]
+    found = step(call([USER, {"role": "tool", "content": result}], [{"role": "assistant", "content": SAID}]))
+    assert found.prompt == f"[user]\nHow many?\n\n[tool]\n{text}"
 
 
 @pytest.mark.parametrize(
@@ -308,8 +308,15 @@ def test_call_in_an_unknown_form_is_left_out_by_name(attributes: dict[str, Any],
 
 
 def test_unknown_part_beside_a_text_is_marked_and_counted() -> None:
-    made = call(
-        [{"role": "user", "content": [{"type": "text", "text": "See:"}, {"type": "hologram", "x": 1}]}], [ANSWER]
-    )
+    content = [{"type": "text", "text": "See:"}, {"type": "hologram", "x": 1}]
+    made = call([{"role": "user", "content": content}], [ANSWER])
     assert made.trajectories[0].steps[0].prompt == "[user]\nSee:\n[hologram]"
-    assert made.mended == {"a part of a message in a form that is not known: hologram": 1}
+    assert made.mended == {"messages not read in full: hologram": 1}
+
+
+def test_gap_in_the_numbers_of_messages_is_counted() -> None:
+    """OpenInference skips a message of mistralai's client."""
+    prompt = {f"llm.input_messages.{n}.message.{k}": v for n in (0, 1, 3) for k, v in USER.items()}
+    made = convert([Span("t", "a", None, "chat", 1, 2, {**prompt, "llm.output_messages.0.message.content": SAID})])
+    assert len(made.trajectories[0].steps) == 1
+    assert made.mended == {"messages not read in full: a gap in their numbers": 1}

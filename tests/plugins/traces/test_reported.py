@@ -53,6 +53,7 @@ READERS = {
     "attribute": lambda text: [span({**OTEL, "gen_ai.prompt": "Go.", "gen_ai.completion": text})],
     "mlflow": in_mlflow,
     "chat log": lambda text: from_chat_log([{"request": {"messages": [{"content": "Go."}]}, "response": text}]),
+    "openllmetry": lambda t: [span({**OTEL, "gen_ai.prompt.0.content": "Go.", "gen_ai.completion.0.content": t})],
     "openinference": lambda text: [span(said([{"content": "Go."}], [{"content": text}]))],
 }
 TEXTS = ['{"route": "billing"}', '{"message": "The refund is on its way.", "route": "billing"}', '["Bern", "Rome"]',
@@ -65,6 +66,14 @@ TEXTS = ['{"route": "billing"}', '{"message": "The refund is on its way.", "rout
 def test_json_answer_stays_as_it_is(reader: str, text: str) -> None:
     found = step(convert(READERS[reader](text)))
     assert (found.prompt, found.response) == ("[user]\nGo.", text)
+
+
+def test_blocks_of_text_as_json_are_the_answer() -> None:
+    """OpenLLMetry records an answer of Cohere as its list of blocks."""
+    blocks = json.dumps([{"type": "text", "text": text} for text in ("Dry ", "on Friday.")])
+    assert step(convert(READERS["openllmetry"](blocks))).response == "Dry on Friday."
+    (left,) = convert(READERS["openllmetry"](blocks[:-5])).left_out
+    assert left.reason == "it was cut off by a limit of the recorder: content"
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from creditflow.errors import DataError
-from creditflow.plugins.traces.messages import choices_of, dumped, first_in
+from creditflow.plugins.traces.messages import ANSWERING, choices_of, dumped, first_in
 from creditflow.plugins.traces.spans import Reward, Span, Target, items_of, mapping, text_of
 
+_Line = Mapping[str, Any]
 _TRAJECTORY = ("trajectory_id", "trace_id", "conversation_id", "session_id")
 
 
@@ -58,7 +59,7 @@ _STRIDE = 1 << 32
 def _conversation(line: Mapping[str, Any], trajectory_id: str, number: int) -> Iterator[Span]:
     messages = [item if isinstance(item, Mapping) else {"content": item} for item in items_of(line.get("messages"))]
     time, around = number * _STRIDE, f"{number}"
-    answers = [place for place, message in enumerate(messages) if message.get("role") in _ANSWERING]
+    answers = [place for place, message in enumerate(messages) if message.get("role") in ANSWERING]
     rest = len(messages) - (answers[-1] + 1 if answers else 0)
     unread = [(f"line {number}", f"{rest} of its messages come after the last response")] if rest else []
     unread += _unread_rewards(line, number)
@@ -78,10 +79,6 @@ def _conversation(line: Mapping[str, Any], trajectory_id: str, number: int) -> I
                 "gen_ai.response.id": so_far.hexdigest(),
             }
             yield _call((trajectory_id, f"{number}.{place}", around), time + 2 * place + 1, own, message)
-
-
-_ANSWERING = ("assistant", "model")
-"""Roles of a model's messages: OpenAI's and Gemini's."""
 
 
 def call_span(line: Mapping[str, Any], trajectory_id: str, number: int) -> Span:
@@ -104,13 +101,7 @@ def call_span(line: Mapping[str, Any], trajectory_id: str, number: int) -> Span:
     return _call(ids, number * _STRIDE, own, line, *_unread_rewards(line, number))
 
 
-def _call(
-    ids: tuple[str, str, str | None],
-    time: int,
-    own: Mapping[str, Any],
-    holder: Mapping[str, Any],
-    *unread: tuple[str, str],
-) -> Span:
+def _call(ids: tuple[str, str, str | None], time: int, own: _Line, holder: _Line, *unread: tuple[str, str]) -> Span:
     """A call by its trace, its own id and that of its conversation; `holder` has its rewards."""
     attributes = {"gen_ai.operation.name": "chat", **{key: value for key, value in own.items() if value is not None}}
     return Span(*ids, "chat", time, time + 1, attributes, unread=unread, rewards=_rewards(holder))

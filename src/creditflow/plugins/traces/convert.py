@@ -188,7 +188,7 @@ def _convert(name: str, spans: Sequence[Span], options: ConvertOptions, seen: _S
         if not (call.messages or call.prompt_ids):
             result.mended["a call without its prompt"] += 1
         for part in call.unknown:
-            result.mended[f"a part of a message in a form that is not known: {part}"] += 1
+            result.mended[f"messages not read in full: {part}"] += 1
     prompt = _first_prompt(trajectory_spans, chosen)
     uid = _uid(trajectory_spans, name if prompt is None else _spelled(prompt), options.uid_by)
     trajectory = Trajectory(name, uid, _task(prompt or ()), steps)

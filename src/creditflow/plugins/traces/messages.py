@@ -72,7 +72,7 @@ _WRAPPED = _kinds(
 """Identifying key to kind, for parts without a type: Bedrock's and Gemini's forms."""
 _ARGUMENTS = ("arguments", "input", "args", "server_tool_call")
 _RESULTS = ("response", "result", "content", "output", "server_tool_call_response")
-_IDS = ("call_id", "id", "toolCallId", "toolUseId", "tool_call_id")
+_IDS = ("call_id", "id", "toolCallId", "toolUseId", "tool_call_id", "tool_use_id")
 _PROMPTS = ("messages", "input", "contents", "prompt")
 _SYSTEM = ("system", "instructions", "systemInstruction", "system_instruction")
 _CONTENTS = ("parts", "contents", "content", "text", "completion", "output_text", "user")
@@ -98,6 +98,8 @@ _OF_A_REQUEST = {*_PROMPTS, *_SYSTEM} | _words(
     "max_output_tokens store metadata reasoning previous_response_id parallel_tool_calls truncation include user seed"
 )
 _ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function", "model"))
+ANSWERING = ("assistant", "model")
+"""Roles of a model's messages: OpenAI's and Gemini's."""
 
 
 class Part(NamedTuple):
@@ -107,7 +109,7 @@ class Part(NamedTuple):
     """A `block` continues the block before it: providers split one text at citations and chunks."""
     text: str
     id: str = ""
-    """The id of a tool call; empty: none was recorded."""
+    """The id of a tool call or of its result; empty: none was recorded."""
 
 
 @dataclass(slots=True)
@@ -168,6 +170,8 @@ _MESSAGE_CUT = re.compile(
     r'|\[?\s{0,9}\{\s{0,9}"(role|messages|parts|lc)")'
 )
 """The beginning of messages as JSON, other than of an answer in JSON."""
+BLOCKS = re.compile(r'\[\s{0,9}\{\s{0,9}"type":\s{0,9}"text",\s{0,9}"text":')
+"""The beginning of a list of texts as JSON, which a tracer has written rather than a model."""
 
 
 def decode(value: Any, form: Form, name: str, notes: Notes) -> Any:
@@ -223,9 +227,7 @@ def prompt_of(request: Any, notes: Notes, *, nested: bool = False) -> list[ChatM
     """The messages of a request: to OpenAI, Anthropic, Bedrock, Gemini or LangChain; a list of messages; or a text."""
     system = None
     if isinstance(request, Mapping) and request.keys().isdisjoint(("role", "type")):
-        system = first_in(
-            {**mapping(request.get("config")), **filled(request)}, _SYSTEM
-        )  # Gemini's client has a config
+        system = first_in({**mapping(request.get("config")), **filled(request)}, _SYSTEM)  # Gemini's has a config
         read = first_in(request, _PROMPTS)
         request = request if system is None and read is None else read
     items = list(listed(request))
@@ -239,22 +241,22 @@ def together(messages: Iterable[ChatMessage | None]) -> list[ChatMessage]:
     """Join the items of one response, which the responses API and OpenInference list as separate messages.
 
     An item without a text continues the assistant's message before it, and so does the item after one without a text.
-    Contents of Gemini's role `model` are one message, too: its client stores each chunk of a stream apart.
+    Contents of Gemini's role `model` are one message, too: its client stores each chunk of a stream apart. A message
+    of results that those before it hold, by id and text, is left out: botocore records a tool's message and a user's.
     """
     whole: list[ChatMessage] = []
+    results: set[Part] = set()
     for message in messages:
         before = whole[-1] if whole else None
-        if message is None:
+        if message is None or (message.parts and results.issuperset(message.parts)):
             continue
+        results = {part for part in (*results, *message.parts) if part.id and message.role not in ANSWERING}
         is_next = before and (message.role, message.name) == (before.role, before.name)
+        is_item = before and message.parts and before.parts and not (message.has_text and before.has_text)
         if before and is_next and message.role == "model":
             parts = (*before.parts, *message.parts)
             before.parts = [part._replace(kind="block") if part.kind == "text" else part for part in parts]
-        elif (
-            (before and is_next and message.role == "assistant")
-            and (message.parts and before.parts)
-            and not (message.has_text and before.has_text)
-        ):
+        elif before and is_next and is_item and message.role == "assistant":
             before.parts += message.parts
         else:
             whole.append(message)
@@ -348,6 +350,8 @@ def message_of(raw: Any, role: str, notes: Notes, *, nested: bool = False) -> Ch
     has_content = parts or any(key in _CONTENTS or key in _BODY for key in message)
     if foreign and not (has_content and any(key in raw or key in message for key in _MARKS)):
         parts = [_unknown(", ".join(foreign[:4]), notes)]
+    if _role_of(message, role) == "tool" and (id := text_of(first_in(message, _IDS))):
+        parts = [Part("result", joined(parts), id)]
     reason = first_in({**mapping(raw.get("generation_info")), **raw, **message}, WHY_ENDED)
     return ChatMessage(_role_of(message, role), parts, reason, "index" in raw, name)
 
@@ -377,10 +381,8 @@ def _role_of(message: Mapping[str, Any], role: str) -> str:
 
 def _reasoning_beside(message: Mapping[str, Any]) -> Iterator[Any]:
     """Reasoning outside of the content. A message may have the same under several keys: only the first counts."""
-    value = next(
-        (value for value in map(message.get, _BESIDE) if value and isinstance(value, (str, *LIST_TYPES))), None
-    )
-    for item in listed(value):
+    values = (value for value in map(message.get, _BESIDE) if value and isinstance(value, (str, *LIST_TYPES)))
+    for item in listed(next(values, None)):
         yield {"type": "reasoning", **(item if isinstance(item, dict) else {"text": item})}
 
 
@@ -476,7 +478,8 @@ def _object(part: Raw, notes: Notes, depth: int) -> Iterator[Part]:
     elif kind == "call" or isinstance(part.get("function"), dict):
         yield _call(part)
     elif kind == "result":
-        yield from _result(first_in(part, _RESULTS), notes, depth)
+        id, results = text_of(first_in(part, _IDS)), _result(first_in(part, _RESULTS), notes, depth)
+        yield from (result._replace(id=id) for result in results)
     elif kind in _MEDIA or (not kind and not _OF_A_MEDIUM.isdisjoint(part)):
         yield from _media(original, kind or "file", notes)
     elif isinstance(text := first_in(part, _TEXTS if kind == "texts" else _TEXTS[:4]), str):
@@ -550,10 +553,10 @@ def is_data_url(text: str) -> bool:
 
 
 def _media(part: Raw, kind: str, notes: Notes) -> Iterator[Part]:
-    source, resource = mapping(part.get("source")), mapping(part.get("resource"))
-    text = source.get("data") if source.get("type") == "text" else resource.get("text")
+    source, resource = mapping(part.get("source")), mapping(part.get("resource") or part.get("document"))
+    text = source.get("data") if source.get("type") == "text" else first_in(resource, ("text", "data"))
     if isinstance(text, str):
-        yield Part("text", text)  # Anthropic's document, or MCP's resource, of plain text
+        yield Part("text", text)  # Anthropic's or Cohere's document, or MCP's resource, of plain text
     else:
         yield Part("media", _medium(part, kind, part, notes))
 

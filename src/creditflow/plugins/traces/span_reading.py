@@ -19,6 +19,7 @@ from creditflow.data import Message
 from creditflow.plugins.traces.conventions import conventions
 from creditflow.plugins.traces.conventions.base import AgentSpan, Convention, EventKind, Meaning, ModelCall
 from creditflow.plugins.traces.messages import (
+    BLOCKS,
     NOT_PLAIN,
     OF_A_TEXT,
     READERS,
@@ -111,6 +112,9 @@ class _AttributeNames:
             if (place := _place(key)) is not None:
                 name, number, rest = place
                 lists.setdefault(name, {}).setdefault(number, {})[rest] = key
+        numbers: Mapping[int, Any] = next((lists[name] for name in _values("prompt_list") if name in lists), {0: {}})
+        self.gaps = ["a gap in their numbers"] * (max(numbers) - min(numbers) >= len(numbers))
+        """The note on a prompt of which the tracer has skipped a message; none if it has all."""
         self.lists = {name: [entries[number] for number in sorted(entries)] for name, entries in lists.items()}
         """Attributes such as `gen_ai.prompt.0.role`, by list. The entries are in order of their numbers; each maps the
         rest of the name (`role`) to the attribute."""
@@ -120,8 +124,8 @@ class _AttributeNames:
         )
         """The attributes of each spread message, of the first list present: two conventions repeat the same ones."""
         self.nested = any(c.has_nested_parts and c.prompt_list in self.lists for c in conventions())
-        """Whether the content of a spread prompt message may be JSON."""
-        self.plain = _plain_getter(self.prompt, self.response)
+        """Whether the content of a spread message may be JSON."""
+        self.plain = None if self.gaps else _plain_getter(self.prompt, self.response)
         """Reads the content of the response, then role and content of each prompt message. None unless all messages are
         spread over attributes, with no further fields."""
         self.whole: list[Convention] = []
@@ -219,18 +223,13 @@ _ENDED_BY_LENGTH = ("length", "max_tokens", "max_output_tokens", "model_length",
 def _model_call(span: Span, names: _AttributeNames) -> ModelCall:
     attributes = span.attributes
     response_ids = _token_ids(names.first(attributes, "response_ids")) if names.present["response_ids"] else ()
-    texts = (
-        None
-        if span.events or span.is_cut or names.whole or names.plain is None
-        else _plain_texts(names.plain(attributes))
-    )
+    is_spread = not (span.events or span.is_cut or names.whole)
+    texts = _plain_texts(names.plain(attributes)) if is_spread and names.plain is not None else None
     if texts is not None and texts[0]:
         each = iter(texts)
         response = next(each)
-        call = ModelCall(
-            [{"role": role or "user", "content": text} for role, text in zip(each, each, strict=True)], response
-        )
-        call.spoken = response
+        messages: list[Message] = [{"role": r or "user", "content": text} for r, text in zip(each, each, strict=True)]
+        call = ModelCall(messages, response, spoken=response)
         reason = attributes.get(names.response[0].get("finish_reason", ""))
     else:
         call, reason = _read_call(span, names, has_ids=bool(response_ids))
@@ -304,7 +303,9 @@ def _readings(span: Span, names: _AttributeNames, side: _Side, cut: list[str]) -
             messages = _from_events(span.events, side, notes)
         else:
             entries = [unflattened(_entry(span.attributes, entry)) for entry in getattr(names, side)]
-            messages = READERS[side](entries, notes, nested=names.nested and side == "prompt")
+            notes.unknown += names.gaps if side == "prompt" else ()
+            is_nested = side == "prompt" or any(BLOCKS.match(text_of(entry.get("content"))) for entry in entries)
+            messages = READERS[side](entries, notes, nested=names.nested and is_nested)
         if notes.cut:
             cut += notes.cut
         elif messages:

@@ -115,7 +115,8 @@ class Convention:
     """Prefix of prompt messages spread over attributes, such as `gen_ai.prompt` for `gen_ai.prompt.0.role`."""
     response_list: str = ""
     has_nested_parts: bool = False
-    """Whether the content of a spread prompt message may be a list of parts written as JSON."""
+    """Whether the content of a spread message may be a list of parts written as JSON; of a response, one that begins
+    with a typed text."""
     repr_scopes: tuple[str, ...] = ()
     """Instrumentation scopes that write a tool-calling message as Python prints it."""
 
