@@ -82,7 +82,8 @@ def convert(
         console.print(f"creditflow's Parquet: {_size(copied)}, unchanged", soft_wrap=True)
     trajectories, files = [*converted.trajectories, *copied], ", ".join(map(str, spans))
     if not trajectories:
-        raise DataError(f"{files}: nothing to write, no model call has become a step")
+        hint = "left out gives the reasons, and how tracers record messages: docs/how_to/traces.md"
+        raise DataError(f"{files}: nothing to write, no model call has become a step; {hint}")
     ids = Counter(trajectory.id for trajectory in trajectories)
     if repeated := [id for id, n in ids.items() if n > 1]:
         raise DataError(f"{files}: trajectory {repeated[0]} occurs twice; give each trajectory once")
@@ -213,7 +214,5 @@ def _reward_rows(values: Mapping[str, Sequence[Any]]) -> Iterator[Sequence[objec
 
 def _size(trajectories: Sequence[Trajectory]) -> str:
     tasks, steps = len({trajectory.uid for trajectory in trajectories}), sum(len(t.steps) for t in trajectories)
-    return (
-        f"{counted(len(trajectories), 'trajectory', 'trajectories')} of {counted(tasks, 'task')}, "
-        f"{counted(steps, 'step')}"
-    )
+    n = counted(len(trajectories), "trajectory", "trajectories")
+    return f"{n} of {counted(tasks, 'task')}, {counted(steps, 'step')}"
