@@ -29,9 +29,8 @@ def test_assistant_message_is_a_step_reading_all_before() -> None:
         ("planner", (), "I shall add them up."),
         ("solver", (0,), "7"),
     ]
-    assert trajectory.steps[1].prompt == (
-        "[user]\nWhat is 3 + 4?\n\n[assistant]\nI shall add them up.\n\n[user]\nGo on."
-    )
+    prompt = "[user]\nWhat is 3 + 4?\n\n[assistant]\nI shall add them up.\n\n[user]\nGo on."
+    assert trajectory.steps[1].prompt == prompt
     assert {name: score.value for name, score in trajectory.steps[0].scores.items()} == {"reward": 0.5}
     assert trajectory.outcome is not None
     assert trajectory.outcome.value == 1.0
@@ -94,10 +93,8 @@ def test_lines_of_several_files_join_only_by_id(tmp_path: Path) -> None:
 
 
 def test_conversation_reward_belongs_to_the_trajectory() -> None:
-    first = {
-        "session_id": "s",
-        "messages": [{"role": "user", "content": "Plan"}, {"role": "assistant", "content": "A"}],
-    }
+    talk = [{"role": "user", "content": "Plan"}, {"role": "assistant", "content": "A"}]
+    first = {"session_id": "s", "messages": talk}
     second = {"session_id": "s", "messages": [{"role": "user", "content": "Do"}, {"role": "assistant", "content": "B"}],
               "reward": {"right": 0.75, "short": 0.5}}  # fmt: skip
     (trajectory,) = trajectories(first, second)
@@ -133,9 +130,8 @@ def test_lines_without_a_response_are_listed() -> None:
     user = {"role": "user", "content": "Hi"}
     answered = [user, {"role": "assistant", "content": "Hello."}, {"role": "user", "content": "Bye"}]
     made = convert(from_chat_log([{"messages": [user]}, {"messages": answered}]))
-    assert [(left.what, left.name, left.reason) for left in made.left_out] == [
-        ("record", "line 1", "1 of its messages come after the last response"),
-        ("record", "line 2", "1 of its messages come after the last response"),
-    ]
+    after = "1 of its messages come after the last response"
+    listed = [(left.what, left.name, left.reason) for left in made.left_out]
+    assert listed == [("record", f"line {n}", after) for n in (1, 2)]
     (left,) = convert(from_chat_log([{"request": {"messages": [user]}, "response": {"answer": "Hello."}}])).left_out
     assert (left.what, left.reason) == ("model call", "its response is in a form that is not known: answer")

@@ -61,11 +61,8 @@ def test_tool_result_in_two_forms_is_read_once() -> None:
 
 def test_duplicate_conventions_are_read_once() -> None:
     attributes = {"gen_ai.operation.name": "chat", "gen_ai.input.messages": '[{"role": "user", "content": "Hello"}]'}
-    found = step(
-        attributes,
-        SpanEvent("gen_ai.user.message", {"content": "Hello"}),
-        SpanEvent("gen_ai.choice", {"content": "Hi"}),
-    )
+    events = SpanEvent("gen_ai.user.message", {"content": "Hello"}), SpanEvent("gen_ai.choice", {"content": "Hi"})
+    found = step(attributes, *events)
     assert (found.prompt, found.response) == ("[user]\nHello", "Hi")
     twice = {"gen_ai.prompt.0.content": "Hello", "gen_ai.completion.0.content": "Hi",
              **openinference({"content": "Hi"}, **{"llm.input_messages.0.message.content": "Hello"})}  # fmt: skip
@@ -86,15 +83,11 @@ def test_semantic_kernel_calls_are_steps() -> None:
 
 
 def test_vercel_calls_are_steps() -> None:
-    found = step(
-        {
-            "ai.operationId": "ai.generateText.doGenerate",
-            "ai.prompt.messages": '[{"role": "user", "content": [{"type": "text", "text": "Weather?"}]}]',
-            "ai.response.text": "I look.",
-            "ai.response.toolCalls": '[{"toolCallId": "1", "toolName": "weather", "input": {"in": "Rome"}}]',
-            "gen_ai.request.model": "m",
-        }
-    )
+    asked = [{"role": "user", "content": [{"type": "text", "text": "Weather?"}]}]
+    calls = [{"toolCallId": "1", "toolName": "weather", "input": {"in": "Rome"}}]
+    own = {"operationId": "ai.generateText.doGenerate", "prompt.messages": json.dumps(asked),
+           "response.text": "I look.", "response.toolCalls": json.dumps(calls)}  # fmt: skip
+    found = step({"gen_ai.request.model": "m", **{f"ai.{key}": value for key, value in own.items()}})
     assert (found.prompt, found.policy) == ("[user]\nWeather?", "m")
     assert found.response == 'I look.\n{"name": "weather", "arguments": {"in": "Rome"}}'
 
@@ -132,11 +125,8 @@ def test_length_finish_reason_truncates_in_any_spelling(reasons: Any) -> None:
 
 
 def test_too_large_logprobs_become_nan() -> None:
-    attributes = {
-        "gen_ai.completion.0.content": "Hi",
-        "response_token_ids": [1],
-        "logprobs.content": [{"logprob": 10**400}],
-    }
+    logprobs = [{"logprob": 10**400}]
+    attributes = {"gen_ai.completion.0.content": "Hi", "response_token_ids": [1], "logprobs.content": logprobs}
     assert str(step(attributes).logprobs) == "(nan,)"
     assert step({**attributes, "response_token_ids": "[1,"}).response_ids == ()
 

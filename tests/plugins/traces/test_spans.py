@@ -23,12 +23,9 @@ from tests.paths import TRACES
 
 
 def test_metrics_are_ignored_beside_spans_and_refused_alone(tmp_path: Path) -> None:
-    metrics = [
-        Metric(
-            name="gen_ai.client.token.usage", description="8 bytes!", histogram=Histogram(data_points=[{"sum": 7.0}])
-        ),
-        Metric(name="calls", sum=Sum(data_points=[{"as_int": 1}])),
-    ]
+    usage = Histogram(data_points=[{"sum": 7.0}])
+    metrics = [Metric(name="gen_ai.client.token.usage", description="8 bytes!", histogram=usage)]
+    metrics.append(Metric(name="calls", sum=Sum(data_points=[{"as_int": 1}])))
     measured = MetricsData(resource_metrics=[{"scope_metrics": [{"metrics": metrics}]}])
     traced = (TRACES / "langgraph_openinference.pb").read_bytes()
     framed = [len(part).to_bytes(4, "big") + part for part in (measured.SerializeToString(), traced)]

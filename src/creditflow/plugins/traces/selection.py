@@ -199,12 +199,8 @@ def _is_beside(trajectory_spans: TrajectorySpans, at: int, other: int, records: 
     call, same = trajectory_spans.call(at), trajectory_spans.call(other)
     ids_differ = call.response_id and same.response_id and call.response_id != same.response_id
     is_other = (call.scope, call.source) not in {(record.scope, record.source) for record in records}
+    is_at_once = start[at] < end[other] and start[other] < end[at]
+    is_said_alike = " ".join(call.spoken.split()) == " ".join(same.spoken.split())
     prompts = [[" ".join(message["content"].split()) for message in record.messages] for record in (call, same)]
-    return (
-        start[at] < end[other]
-        and start[other] < end[at]
-        and is_other
-        and not ids_differ
-        and " ".join(call.spoken.split()) == " ".join(same.spoken.split())
-        and (prompts[0] == prompts[1] or not all(prompts))
-    )
+    is_asked_alike = prompts[0] == prompts[1] or not all(prompts)
+    return is_at_once and is_other and not ids_differ and is_said_alike and is_asked_alike

@@ -350,9 +350,8 @@ def _framed(data: bytes, where: str) -> list[bytes]:
         length = int.from_bytes(data[at : at + 4], "big")
         if not 0 < length <= len(data) - at - 4:
             if parts:
-                warnings.warn(
-                    f"{where}: message {len(parts) + 1}, the last, is torn; all before it is read", stacklevel=2
-                )
+                torn = f"{where}: message {len(parts) + 1}, the last, is torn; all before it is read"
+                warnings.warn(torn, stacklevel=2)
             return parts
         parts.append(data[at + 4 : at + 4 + length])
         at += 4 + length
