@@ -2,7 +2,9 @@
 
 The modules of a package add the built-in entries: by a decorator, or by a constant of a fixed name. Plug-ins and other
 distributions declare an entry point: its name is the entry's, its value the entry, the function or class that declares
-it, or the module that does. It is loaded when its name is used, so a broken one matters only there.
+it, or the module that does. It is loaded when its name is used, so a broken one matters only there. `items` loads all
+of a group, and leaves out the broken ones with a warning. Of two entry points of one name, creditflow's own is used; if
+both are of other distributions, an error names them when the name is used.
 
 Entries of files beside a recipe are registered by their caller under a reference, the absolute path and the name:
 `/project/rules.py:mine`. Files of one name in two folders therefore have two entries.
@@ -13,6 +15,7 @@ from __future__ import annotations
 import inspect
 import pkgutil
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib import import_module
@@ -123,8 +126,14 @@ class Registry(Generic[Entry]):
         return dict(self._entries)
 
     def items(self) -> Iterator[tuple[str, Entry]]:
-        """The entries by name, sorted, without those of files. Raises ConfigError as the look-up does."""
-        return ((name, self[name]) for name in self.names())
+        """The entries by name, sorted, without those of files. One that cannot be loaded is left out with a warning."""
+        for name in self.names():
+            try:
+                entry = self[name]
+            except ConfigError as error:
+                warnings.warn(f"{error}; it is left out", stacklevel=2)
+            else:
+                yield name, entry
 
     def __getitem__(self, name: str) -> Entry:
         """The entry of a name or reference.
@@ -191,15 +200,9 @@ def modules_in(package: str) -> Iterator[ModuleType]:
 
 
 def installed(group: str) -> dict[str, EntryPoint]:
-    """The entry points of a group by name; none is loaded. Raises ConfigError for two of one name."""
-    points: dict[str, EntryPoint] = {}
-    for point in _search(tuple(sys.path)).select(group=group):
-        if points.setdefault(point.name, point).value != point.value:
-            raise ConfigError(
-                f"entry points {group}: expected one named {point.name!r}, got {points[point.name].value} "
-                f"and {point.value}"
-            )
-    return points
+    """The entry points of a group by name, creditflow's own before others of the same name; none is loaded."""
+    points = _search(tuple(sys.path)).select(group=group)
+    return {point.name: point for point in sorted(points, key=_is_own)}
 
 
 @cache
@@ -208,8 +211,15 @@ def _search(path: tuple[str, ...]) -> EntryPoints:
     return cast(EntryPoints, entry_points())  # a mapping by group before Python 3.12, with the same `select`
 
 
+def _is_own(point: EntryPoint) -> bool:
+    return point.dist is None or point.dist.name == "creditflow"
+
+
 def load_point(point: EntryPoint) -> Any:
-    """The object that an entry point names. Raises ConfigError if its import fails."""
+    """The object that an entry point names. Raises ConfigError if its import fails, or if two have its name."""
+    values = sorted({other.value for other in _search(tuple(sys.path)).select(group=point.group, name=point.name)})
+    if len(values) > 1 and not _is_own(point):
+        raise ConfigError(f"entry points {point.group}: expected one named {point.name!r}, got {' and '.join(values)}")
     try:
         return point.load()
     except Exception as error:  # the module is another distribution's

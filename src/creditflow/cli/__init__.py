@@ -87,11 +87,7 @@ class RootGroup(CommandGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        try:
-            external = {name: _external_command(point) for name, point in installed(ENTRY_POINTS).items()}
-        except ConfigError as error:  # other distributions do not break this package's commands
-            print(f"warning: {error}; their commands are left out", file=sys.stderr)
-            external = {}
+        external = {name: _external_command(point) for name, point in installed(ENTRY_POINTS).items()}
         self.entries = external | _commands_in(Path(__file__).parent, __name__)
 
 
@@ -176,6 +172,7 @@ def _make_command(function: Callable[..., Any], name: str) -> Any:
 
 
 app = typer.Typer(
+    name="creditflow",
     cls=RootGroup,
     context_settings={"max_content_width": 120},
     add_completion=False,

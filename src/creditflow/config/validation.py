@@ -141,7 +141,8 @@ def _validate_source(config: Config, name: str, key: str, source: PolicySource) 
     trained = trained_policies(config)
     if source.of not in trained:
         hint = did_you_mean(source.of, trained)
-        raise ConfigError(f"{key}.of: expected a trained policy ({', '.join(trained)}), got {source.of!r}{hint}")
+        names = ", ".join(trained) or "the recipe has none"
+        raise ConfigError(f"{key}.of: expected a trained policy ({names}), got {source.of!r}{hint}")
     source.expect_valid(config, key)
 
 

@@ -55,8 +55,8 @@ def load_hooks(recipe: Recipe, policies: Mapping[str, Policy]) -> dict[str, Engi
     Raises ConfigError for an entry point that cannot be loaded, and for a policy that no hook provides.
     """
     hooks: dict[str, EngineHook] = {}
-    for name, make in HOOKS.items():
-        if (hook := make(recipe, policies)) is not None:
+    for name in HOOKS.names():  # not `items`: without a hook, this would be another run
+        if (hook := HOOKS[name](recipe, policies)) is not None:
             hooks[name] = hook
     provided = {name for hook in hooks.values() for name in hook.policies}
     for name, policy in recipe.config.policies.items():
