@@ -5,31 +5,27 @@ docs/migration.md has a row for each entry, with the same words.
 
 REMOVED: dict[str, str] = {
     "actor_rollout_ref.rollout.branching": "leave it out; `creditflow audit RUN` samples single steps again",
-    "actor_rollout_ref.rollout.multi_turn.format": "leave it out: tool calls always have the format hermes",
-    "actor_rollout_ref.rollout.overlap": (
-        "use verl's asynchronous modes (`--engine verl -- trainer.v1.trainer_mode=colocate_async`)"
-    ),
+    "actor_rollout_ref.rollout.multi_turn.format": "leave it out; tool calls always have the format hermes",
+    "actor_rollout_ref.rollout.overlap": "use verl's asynchronous modes: `-- trainer.v1.trainer_mode=colocate_async`",
     "algorithm.baseline": "leave it out; the baseline is the mean of the group",
     "algorithm.counterfactual_rollouts": "leave it out; `creditflow audit RUN` measures the values of single steps",
-    "algorithm.gate": "leave it out; gates are hard",
-    "algorithm.gate_at": "leave it out; gates act on the credit that a step passes to its parents",
+    "algorithm.gate": "leave it out; a gate is open or closed",
+    "algorithm.gate_at": "leave it out; a gate acts on the credit that its step passes to its parents",
     "algorithm.gate_unscored": "leave it out; the gate of a step whose scoring failed is open",
-    "algorithm.on_closed_gate=neutral": "use cut or freeze",
+    "algorithm.on_closed_gate=neutral": "use `cut`, the default",
     "algorithm.outcome_baseline": "leave it out; the baseline is that of the group",
-    "algorithm.prefix_features": "leave it out",
-    "algorithm.preset=c3": "use `algorithm.propagation: none`, which has more signal and needs no further rollouts",
-    "algorithm.preset=istar": "use `algorithm.propagation: none`, which has more signal and needs no reward model",
-    "algorithm.preset=prime": "use `algorithm.propagation: none`, which has more signal and needs no reward model",
-    "algorithm.preset=sharp": "use `algorithm.propagation: none`, which has more signal and needs no further rollouts",
+    "algorithm.prefix_features": "leave it out; the baseline is that of the group",
+    "algorithm.preset=c3": "use `algorithm.propagation: none`; it had more signal than c3, and no more rollouts",
+    "algorithm.preset=istar": "use `algorithm.propagation: none`; it had more signal than istar, and no reward model",
+    "algorithm.preset=prime": "use `algorithm.propagation: none`; it had more signal than prime, and no reward model",
+    "algorithm.preset=sharp": "use `algorithm.propagation: none`; it had more signal than sharp, and no more rollouts",
     "algorithm.propagation=implicit_step": "use `none`",
     "algorithm.propagation=leave_one_out": "use `none`",
     "algorithm.propagation=replay": "use `none`",
     "algorithm.propagation=shapley": "use `none`",
     "algorithm.share": "leave it out; a step divides its credit evenly among its parents",
-    "algorithm.tau": "leave it out; gates are hard",
-    "audit.max_decisions": (
-        "leave it out: a measurement takes at most 256 decisions, and `audit.max_token_frac` limits them further"
-    ),
+    "algorithm.tau": "leave it out; a gate is open or closed",
+    "audit.max_decisions": "leave it out; `audit.max_token_frac` limits the decisions, of which there are at most 256",
     "creditflow calibrate": "compute it from `creditflow.open_run(RUN).scores()` and `.trajectories()`",
     "creditflow diff": "use `creditflow report RUN RUN`; `creditflow recredit` prints how credit moves",
     "creditflow guard": "use `creditflow check`, which validates the rules; a run's `events.jsonl` has their events",
@@ -37,22 +33,22 @@ REMOVED: dict[str, str] = {
     "creditflow.data.gym_tasks": "use `creditflow.plugins.gym.tasks`",
     "creditflow.integrations": "use `creditflow.plugins.trl` or `creditflow.plugins.verifiers.export`",
     "creditflow.rewards.builtin.environments": "use `creditflow.plugins.environments.rewards`",
+    "creditflow.rewards.builtin.gym_score": "use `creditflow.plugins.gym.score`",
+    "creditflow.rewards.builtin.implicit_process": "use `process_model`, or write a function",
     "creditflow.rewards.builtin.verifiers_score": "use `creditflow.plugins.verifiers.rewards`",
     "creditflow.rollout.environments": "use `creditflow.plugins.environments`",
     "creditflow.rollout.verifiers": "use `creditflow.plugins.verifiers`",
-    "creditflow.testing.check_propagation_rule": "test the properties listed in docs/how_to/conformance.md",
-    "creditflow.testing.check_threshold": "test the properties listed in docs/how_to/conformance.md",
     "creditflow.traces": "use `creditflow.plugins.traces`",
-    "data.curriculum.review": "leave it out: a fifth of a family's tasks come from passed levels",
+    "data.curriculum.review": "leave it out; a fifth of a family's tasks come from passed levels",
     "recipe logic_single": "use `sums_single`, or a workflow of your own on the tasks of `logic_team`",
-    "reward.functions.fn=implicit_process": "use `process_model`, or a function of your own",
+    "reward.functions.fn=implicit_process": "use `process_model`, or write a function",
     "template planner": "use `debate`, with `topologies.planner_executor_verifier` in its `team.py`",
-    "trainer.sequential_ratio_max": "leave it out: every training step updates all policies",
-    "trainer.update_schedule": "leave it out: every training step updates all policies",
+    "trainer.sequential_ratio_max": "leave it out; every training step updates all policies",
+    "trainer.update_schedule": "leave it out; every training step updates all policies",
 }
 """Removed name -> advice. A name is a dotted key (`algorithm.tau`), a key with a value
-(`algorithm.propagation=replay`), a command (`creditflow diff`), a module (`creditflow.integrations`) or a name in it, a
-shipped recipe (`recipe logic_single`), or a template of `creditflow init`."""
+(`algorithm.propagation=replay`), a command (`creditflow diff`), a module that a recipe may name
+(`creditflow.integrations`), a shipped recipe (`recipe logic_single`), or a template of `creditflow init`."""
 
 
 def removed_hint(key: str, value: object = None) -> str:

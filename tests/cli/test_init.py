@@ -58,11 +58,6 @@ def test_template_passes_its_own_test(tmp_path: Path, monkeypatch: pytest.Monkey
             ["new", "--template", "chian"],
             "--template: expected chain, debate, http or tools, got 'chian' (did you mean 'chain'?)",
         ),
-        (
-            ["new", "--template", "planner"],
-            "--template: expected chain, debate, http or tools, got 'planner'; removed in 0.1: use `debate`, with "
-            "`topologies.planner_executor_verifier` in its `team.py`",
-        ),
     ],
 )
 def test_init_refuses_bad_input_and_writes_nothing(tmp_path, monkeypatch, arguments, message):

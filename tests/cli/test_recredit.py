@@ -126,8 +126,8 @@ def test_recredited_run_is_read_by_why_and_report(ledger: Ledger) -> None:
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("algorithm.gama=1", "expected an option of credit, key=value (did you mean 'gamma'?)"),
-        ("data.seed=1", "expected an option of credit"),
+        ("algorithm.gama=1", "expected an option of credit (did you mean 'gamma'?)"),
+        ("gamma", "gamma: expected an option of credit, as key=value"),
         ("group_by=ajar", "algorithm.group_by: expected task or task_agent or"),
         ("propagation=replay", "removed in 0.1: use `none`"),
         ("algorithm.shadow={propagation: none}", "recredit already computes a second assignment"),

@@ -40,7 +40,6 @@ CONTRADICTION = "group_by: got 'task', but algorithm.preset: dr_mas sets"
         ("{}", ["algorithm.preset=dr_mas", "algorithm.group_by=task"], CONTRADICTION),
         ("{preset: dr_mas, threshold_share: true}", [], "threshold_share: true means propagation 'threshold'"),
         ("{preset: magrp}", [], r"preset: expected one of .*got 'magrp' \(did you mean 'magrpo'\?\)"),
-        ("{preset: prime}", [], "preset: .*got 'prime'; removed in 0.1: use `algorithm.propagation: none`"),
     ],
 )
 def test_preset_refuses_contradictions_and_unknown_names(tmp_path, algorithm, overrides, message):

@@ -168,7 +168,6 @@ def test_ready_made_functions_document_range_cost_and_source():
     ("entry", "message"),
     [
         ({"fn": "exact_mach"}, "no ready-made reward function 'exact_mach' .did you mean 'exact_match'"),
-        ({"fn": "implicit_process"}, "'implicit_process'; removed in 0.1: use `process_model`"),
         ({"fn": "mine.py:number"}, "expected a function, mine.py:number is a int"),
         ({"fn": "mine.py:bare", "agent_match": "plan("}, "'plan.' is not a regular expression"),
         ({"fn": "mine.py:bare", "agent_match": "plannr"}, "'plannr' matches none of the team's agents: planner, exec"),

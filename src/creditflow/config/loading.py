@@ -232,7 +232,7 @@ def credit_overrides(overrides: Sequence[str]) -> dict[str, Any]:
             continue
         if not equals or key not in names:
             hint = removed_hint(f"algorithm.{key}") or did_you_mean(key, names)
-            raise ConfigError(f"{override}: expected an option of credit, key=value{hint}")
+            raise ConfigError(f"{override}: expected an option of credit{hint if equals else ', as key=value'}")
         options |= OmegaConf.to_container(_dotlist([f"{key}={value}"]))  # type: ignore[arg-type]
     return load_named_files(options, Path.cwd())
 

@@ -405,8 +405,8 @@ def _find(fn: str, base: Path, key: str) -> Callable[..., Any]:
         names = sorted({*REWARD_FUNCTIONS.names(), *COMBINATORS.names()})
         hint = removed_hint("reward.functions.fn", fn) or did_you_mean(fn, names)
         raise RewardError(
-            f"{key}.fn: no ready-made reward function {fn!r}{hint}; ready-made are "
-            f"{', '.join(names)}; one's own are `file.py:function` or `package.module:function`"
+            f"{key}.fn: no ready-made reward function {fn!r}{hint}. Ready-made are {', '.join(names)}. For yours, "
+            "write `file.py:function` or `package.module:function`"
         )
     function = load_object(fn, base, f"{key}.fn")
     if not callable(function):
