@@ -2,22 +2,22 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path, PurePath
+from pathlib import PurePath
 
 import pytest
 
 from tests.paths import ROOT
 
-OTHERS = {
-    "docs": "tests/test_docs.py",
-    "README.md": "tests/test_docs.py",
-    "Makefile": "tests/test_docs.py",
-    "constraints.txt": "tests/test_docs.py",
-    "benchmarks": "tests/test_benchmarks.py",
-    "examples": "tests/test_examples.py",
-    "pyproject.toml": "tests/test_packaging.py",
+OTHERS: dict[tuple[str, ...], str] = {
+    ("docs/", "README.md", "Makefile", "constraints.txt"): "tests/test_docs.py",
+    ("benchmarks/",): "tests/test_benchmark*.py",
+    ("examples/",): "tests/test_examples.py",
+    ("pyproject.toml",): "tests/test_packaging.py",
+    ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", ".pre-commit-config.yaml"): "tests/test_suite.py",
+    ("tests/oracle/",): "tests/credit/test_*.py",
+    ("tests/verl_cpu/",): "tests/engines/verl/test_*.py",
 }
+"""The beginning of a file's path -> its tests, where the package does not say them."""
 
 
 def changed_files() -> list[str]:
@@ -27,27 +27,39 @@ def changed_files() -> list[str]:
     return [line for output in outputs for line in output.stdout.splitlines()]
 
 
-def tests_of(file: str) -> Iterator[str]:
-    """The test files of a file's package, those with the module's name first. Tests of packages inside are left out."""
+def tests_of(file: str) -> list[str]:
+    """The test files of a file's package, those with the module's name first. Tests of packages inside are left out.
+
+    For a module without a package of tests, those with its name.
+    """
     path = PurePath(file)
     if path.parts[:2] == ("src", "creditflow"):
         path = PurePath("tests", *path.parts[2:])
-    if path.parts[0] != "tests":
-        yield from [OTHERS[path.parts[0]]] if path.parts[0] in OTHERS else []
-    elif path.name.startswith("test_"):
-        yield from [file] if (ROOT / file).exists() else []
+    stem = path.parent.name if path.stem == "__init__" else path.stem
+    if other := next((pattern for start, pattern in OTHERS.items() if file.startswith(start)), None):
+        tests = [*ROOT.glob(other)]
+    elif path.parts[0] != "tests":
+        tests = []
+    elif path.name.startswith("test_") and (ROOT / file).exists():
+        tests = [ROOT / file]
     else:
         folder = next(parent for parent in path.parents if (ROOT / parent).is_dir())
-        if folder != PurePath("tests"):
-            tests = [str(test.relative_to(ROOT)) for test in (ROOT / folder).glob("test_*.py")]
-            yield from sorted(tests, key=lambda test: (path.stem not in test, test))
+        tests = [] if folder == PurePath("tests") else [*(ROOT / folder).glob("test_*.py")]
+        tests = tests or [*ROOT.glob(f"tests/**/test_{stem}.py")]
+    return sorted((str(test.relative_to(ROOT)) for test in tests), key=lambda test: (stem not in test, test))
 
 
 def main(options: list[str]) -> int:
-    files = changed_files()
-    tests = list(dict.fromkeys(test for file in files for test in tests_of(file)))
-    print(f"{len(files)} files differ from the last commit; {len(tests)} files of tests", flush=True)
-    return pytest.main([*options, *map(str, (Path(ROOT, test) for test in tests))]) if tests else 0
+    selected = {file: tests_of(file) for file in changed_files()}
+    tests = list(dict.fromkeys(test for tests in selected.values() for test in tests))
+    print(f"changed files: {len(selected)}; files of tests: {len(tests)}", flush=True)
+    if without := [file for file, tests in selected.items() if not tests]:
+        print(f"no tests are selected for {', '.join(without)}; `make test` runs all", flush=True)
+    code = pytest.main([*options, *(str(ROOT / test) for test in tests)]) if tests else 0
+    if code == pytest.ExitCode.NO_TESTS_COLLECTED:
+        print("all of these tests are slow: `make test-all` runs them")
+        return 0
+    return code
 
 
 if __name__ == "__main__":
