@@ -15,6 +15,9 @@ from creditflow.runs import Ledger, RunFolder
 from tests.cli.commands import creditflow, refused, toy_run
 
 PPO = ("algorithm.adv_estimator=gae", "algorithm.outcome_to=answer")
+KL = ("actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.kl_loss_coef=0.01")
+FIRST_KEYS = ("algorithm.threshold_share=true", "reward.decomp_granularity=agent", *KL)
+"""Keys of the first recipes, beside the toy's `reward_decomp`, `propagation_threshold` and `error_minimization`."""
 MANY = ("recipe.tasks=20", "data.train_batch_size=20", "actor_rollout_ref.actor.ppo_mini_batch_size=20")
 
 
@@ -48,7 +51,8 @@ def test_terms_of_random_steps_sum_to_the_loss_input(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, estimator: tuple[str, ...]
 ) -> None:
     seen = Seen(monkeypatch)
-    ledger = a_run(tmp_path / "run", *MANY, *estimator)
+    ledger = a_run(tmp_path / "run", *MANY, *FIRST_KEYS, *estimator)
+    assert ledger.metrics()[-1]["actor/kl_loss"] > 0
     assert len(seen.steps) == len(ledger.steps) == 2
     recorded = list(ledger)
     every = [(k, s) for k, of in enumerate(recorded) for s in range(of.batch.n_steps)]

@@ -38,13 +38,15 @@ def test_defaults_are_those_of_the_design(recipe):
     assert config.reward.max_failed_frac == 0.2
 
 
+@pytest.mark.parametrize("estimator", ["grpo", "gae"])
 @pytest.mark.parametrize("minimization", ["gae_lambda=0.9", "{gae_lambda: 0.9}"])
-def test_algorithm_section_is_resolved(recipe, minimization):
-    section = f"{{reward_decomp: true, propagation_threshold: 0.5, error_minimization: {minimization}}}"
-    algorithm = load_recipe(recipe(f"algorithm: {section}")).config.algorithm
+def test_keys_of_the_first_recipes_are_resolved(recipe, minimization, estimator):
+    keys = f"threshold_share: true, reward_decomp: true, propagation_threshold: 0.4, error_minimization: {minimization}"
+    path = recipe(f"algorithm: {{adv_estimator: {estimator}, {keys}}}")
+    algorithm = load_recipe(path, ["reward.decomp_granularity=agent"]).config.algorithm
 
-    assert algorithm.reward_decomp is True
-    assert (algorithm.propagation, algorithm.propagation_threshold, algorithm.lam) == ("threshold", 0.5, 0.9)
+    assert (algorithm.reward_decomp, algorithm.decomp_granularity) == (True, "agent")
+    assert (algorithm.propagation, algorithm.propagation_threshold, algorithm.lam) == ("threshold", 0.4, 0.9)
 
 
 @pytest.mark.parametrize("value", ["0.9", "lambda=0.9", "{gae_lambda: much}", "{gae_lambda: 0.9, gamma: 1}"])
