@@ -32,6 +32,8 @@ class CarelessBox:
     def run(self, command, *, stdin=b"", keep=()):
         if "os.setsid" in command[-1]:
             raise RecursionError("too\x1b deep")
+        if "os.environ" in command[-1]:
+            raise SandboxError("the service is away")
         line = [sys.executable, "-c", QUICK_CLOCK + command[-1]]
         done = subprocess.run(line, input=stdin, capture_output=True, cwd=self.folder, timeout=60, check=False)
         return Result(done.returncode, done.stdout, done.stderr)
@@ -58,6 +60,7 @@ def test_careless_back_end_fails_clock_output_and_errors() -> None:
     fates = [verdicts[name].fate for name in ("works", "clock", "output", "leftovers")]
     assert fates == [CONTAINED, BREACHED, BREACHED, BREACHED]
     assert verdicts["leftovers"].seen == "the back end raised RecursionError: too  deep"
+    assert (verdicts["read_host"].fate, os.environ.get("CREDITFLOW_CANARY")) == (UNTRIED, None)
 
 
 def test_back_end_that_runs_nothing_fails_the_first_probe() -> None:

@@ -105,10 +105,8 @@ def read_host(box: Sandbox, token: str) -> Finding:
     with _canaries(token) as paths:
         for path in paths:
             path.write_text(token)
-        os.environ["CREDITFLOW_CANARY"] = token
         body = "for path in FACTS['paths']: print((attempt(open, path) or sys.stdin).read())\nprint(os.environ)"
         result, _ = _run(box, body, paths=list(map(str, paths)))
-        del os.environ["CREDITFLOW_CANARY"]
     read = token.encode() in result.stdout
     return not read, f"a secret in files and in the environment was {'' if read else 'not '}read"
 
@@ -205,11 +203,16 @@ def _within(amount: int, most: int, unit: str) -> Finding:
 
 @contextmanager
 def _canaries(token: str) -> Iterator[list[Path]]:
-    """Files to use in the host's writable folders: temporary folders, home, current folder; removed at the end."""
+    """Files to use in the host's writable folders, and the token in this process's environment; removed at the end.
+
+    The folders are the temporary ones, home and the current folder.
+    """
     folders = (tempfile.gettempdir(), "/var/tmp", "/dev/shm", Path.home(), Path.cwd())
     paths = [Path(folder) / f"creditflow-canary-{token}" for folder in folders if os.access(folder, os.W_OK)]
+    os.environ["CREDITFLOW_CANARY"] = token
     try:
         yield paths
     finally:
+        del os.environ["CREDITFLOW_CANARY"]
         for path in paths:
             path.unlink(missing_ok=True)
