@@ -179,7 +179,7 @@ def test_file_of_a_later_version_is_set_aside(tmp_path: Path) -> None:
     index = indexed(ledger)
     assert set(index.taken) == {1, 3}
     assert set(index.damaged) == {2}
-    with pytest.raises(DataError, match=r"000002.parquet: a file of version 99; .* update creditflow"):
+    with pytest.raises(DataError, match=r"000002.parquet: a file of version 99, .* update creditflow"):
         connect(ledger)
 
 
@@ -241,7 +241,7 @@ def test_unreadable_files_with_one_reason_share_a_notice(tmp_path: Path) -> None
     old, many = overview(ledger, index)["left_out"]
     assert many.startswith("the trajectories in 000001.parquet, 000002.parquet, 000003.parquet and 1 more cannot be")
     assert "got 'of_another_package'" in many
-    assert old.startswith("000005.parquet cannot be read: a file of version 1")
+    assert old.startswith("000005.parquet cannot be read: this is a file of version 1")
     assert "read it with the creditflow that wrote it" in old
     assert samples(ledger, index, 10) == {"trajectories": [], "graphs": {}, "steps": {}, "left_out": []}
 

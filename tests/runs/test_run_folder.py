@@ -231,16 +231,16 @@ def test_step_file_is_replaced_atomically(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("version", "advice"),
     [
-        ({"format": 4}, "a file of version 4; this creditflow reads version 3: update creditflow"),
-        ({"format": 1}, "a file of version 1; this creditflow reads version 3: read it with the creditflow that wrote"),
-        ({}, "a file of version 1; this creditflow reads version 3: read it with the creditflow that wrote it"),
+        ({"format": 4}, "a file of version 4, and creditflow reads version 3; update creditflow"),
+        ({"format": 1}, "a file of version 1, and creditflow reads version 3; read it with the creditflow that wrote"),
+        ({}, "a file of version 1, and creditflow reads version 3; read it with the creditflow that wrote it"),
     ],
 )
 def test_run_of_another_version_is_refused(tmp_path: Path, version: dict, advice: str) -> None:
     folder = a_folder(tmp_path)
     folder.write_text("run.json", json.dumps({"seed": 1, **version}))
     for opened in (RunFolder, Ledger):
-        with pytest.raises(DataError, match=rf"run\.json: {advice}"):
+        with pytest.raises(DataError, match=rf"run\.json: this is {advice}"):
             opened.open(folder.path)
 
 
@@ -254,4 +254,4 @@ def test_commands_refuse_a_run_of_another_version(tmp_path: Path) -> None:
         assert result.exit_code == 2, result.output
         lines = [line for line in result.stderr.splitlines() if not line.startswith("loading ")]
         assert len(lines) == 1
-        assert lines[0].startswith(f"error: {folder.path}/run.json: a file of version 1; this creditflow reads")
+        assert lines[0].startswith(f"error: {folder.path}/run.json: this is a file of version 1, and creditflow reads")

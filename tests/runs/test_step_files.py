@@ -109,7 +109,7 @@ def test_trajectory_without_steps_keeps_its_place_and_mask(tmp_path: Path) -> No
 def test_step_file_of_another_version_is_refused(tmp_path: Path, version: int, advice: str) -> None:
     path = written(tmp_path, assign(a_batch(), CreditOptions()))
     rewritten(path, version=version)
-    message = rf"000007\.parquet: a file of version {version}; this creditflow reads version {FORMAT}: {advice}"
+    message = rf"000007\.parquet: this is a file of version {version}, and creditflow reads version {FORMAT}; {advice}"
     with pytest.raises(DataError, match=message):
         read_step_file(path)
 

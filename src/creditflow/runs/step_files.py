@@ -72,8 +72,8 @@ def expect_format(file: Path, version: object) -> None:
         return
     advice = "update creditflow"
     if not isinstance(version, int) or version < FORMAT:
-        advice = "read it with the creditflow that wrote it (versions in run.json), or train again in a new folder"
-    raise DataError(f"{file}: a file of version {version}; this creditflow reads version {FORMAT}: {advice}")
+        advice = "read it with the creditflow that wrote it, or train again in a new folder"
+    raise DataError(f"{file}: this is a file of version {version}, and creditflow reads version {FORMAT}; {advice}")
 
 
 def expect_readable(path: Path) -> dict[str, Any]:
