@@ -21,6 +21,7 @@ from benchmarks import credit_rules, credit_signal, fidelity
 from creditflow import Step, Task, Trajectory
 from creditflow.config.loading import shipped_recipes
 from creditflow.removed import REMOVED
+from creditflow.runs.step_files import FORMAT
 from creditflow.studies.comparison import bootstrap
 from tests.paths import DOCS, ROOT
 
@@ -189,9 +190,17 @@ def imports_of(code: str) -> Iterator[str]:
 
 
 def test_migration_page_lists_each_removed_name() -> None:
-    page = (DOCS / "migration.md").read_text()
+    page = (DOCS / "migration.md").read_text().split("\n## ")[0]
     rows = dict(re.findall(r"^\| `([^`]+)` \| (.+) \|$", page, re.MULTILINE))
     assert rows == REMOVED
+
+
+def test_ledger_page_names_the_format() -> None:
+    page = (DOCS / "reference" / "ledger.md").read_text()
+    assert re.findall(r"version of the run's files, (\d+)|^Version (\d+)\.", page, re.M) == [
+        (str(FORMAT), ""),
+        ("", str(FORMAT)),
+    ]
 
 
 def test_imports_in_the_docs_resolve() -> None:

@@ -80,7 +80,7 @@ class Assignment:
     shared_S: Floats
     """[S] credit given equally to every step of the trajectory."""
     withheld_S: Floats
-    """[S] credit withheld by the step's gate, from its parents or from itself."""
+    """[S] credit withheld by the step's gate, from its parents."""
     credit_S: Floats
     """[S] c_t."""
     reached_S: NDArray[np.uint8]

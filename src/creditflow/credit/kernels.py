@@ -110,7 +110,7 @@ def gae(
     `down_S`: the part received from children. `first_S`: the advantage at the first trained token, 0 without one.
     `moments_S`: moments of the token advantages, as in `moments_of_steps`; `gae_tokens` computes the advantages again
     when needed. `discounts`: gamma, lam, gamma_token, lam_token. `token_reward_T` may be empty: a reward at the last
-    token only. See `creditflow.credit.estimators.base.gae` for the formula.
+    token only. See `creditflow.credit.estimators.gae` for the formula.
     """
     gamma, lam, gamma_token, lam_token = discounts
     e = child_E.size - 1

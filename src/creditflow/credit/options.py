@@ -21,7 +21,7 @@ from creditflow.removed import removed_hint
 
 @dataclass
 class CreditOptions:
-    """The keys of `algorithm.*` that determine credit. Plain types, usable as the base of a structured config."""
+    """The keys of `algorithm.*` that determine credit. The types are plain ones, as those of a recipe."""
 
     reward_decomp: bool = True
     """Whether sub-rewards enter credit. False: outcome only, and no gate closes."""

@@ -64,7 +64,7 @@ class Credit:
     shared_S: Floats
     """[S] credit given equally to every step of the trajectory."""
     withheld_S: Floats
-    """[S] credit withheld by the step's own gate, from its parents and from itself."""
+    """[S] credit withheld by the step's own gate, from its parents."""
     reached_S: NDArray[np.uint8]
     """[S] bits SIGNAL (a score, the outcome, or credit from a child with a signal reached the step) and OUTCOME (the
     outcome did). A step can have a signal and credit 0: at origin 1, every right step has 0."""
