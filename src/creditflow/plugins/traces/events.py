@@ -23,7 +23,7 @@ def with_calls_apart(spans: Iterable[Span]) -> Iterator[Span]:
         rest = [event for event in span.events if id(event) not in taken] if calls else span.events
         recorded = [{key: value for event in events for key, value in event.attributes.items()} for events in calls]
         if len(calls) == 1 and is_call(span):
-            # Of two values the longer one counts: a limit may have cut off the other.
+            # The longer of two values counts: a limit may have cut off the other.
             own = {k: v for k, v in span.attributes.items() if len(text_of(v)) >= len(text_of(recorded[0].get(k)))}
             yield replace(span, attributes={**recorded[0], **own}, events=rest)
             continue
