@@ -35,7 +35,7 @@ def read_truths(truth: Any) -> list[Answer]:
 def _read_truth(text: str) -> Answer:
     truths = [truth for variants in places(text, last_number=False) for truth in map(read, variants) if truth]
     for truth in sorted(truths, key=lambda truth: truth.has("words")):
-        if not truth.has("expression") or _limited(_has_value, (truth,), SECONDS):
+        if _compare(truth, truth, SECONDS):  # the library reads it
             return truth
     raise ValueError(f"expected a ground truth that can be read as mathematics, got {text[:80]!r}")
 
@@ -72,26 +72,21 @@ def _matches(text: str, truth: Answer, seconds: float) -> bool:
     has_words = truth.has("words")
     for variants in places(text, last_number=not has_words):
         readings = [reading for reading in map(read, variants) if reading and reading.has("words") <= has_words]
-        if has_words:
-            return any(_same(reading, truth) for reading in readings)
-        if readings:
-            needs_library = readings[0].has("expression") or truth.has("expression")
-            return _limited(_same, (readings[0], truth), seconds) if needs_library else _same(readings[0], truth)
+        if has_words or readings:
+            return any(_compare(reading, truth, seconds) for reading in readings[: None if has_words else 1])
     return False
 
 
-def _limited(function: Any, answers: tuple[Answer, ...], seconds: float) -> bool:
-    """Call a function that uses the library, within the time limit. Import and first use do not count."""
+def _compare(answer: Answer, truth: Answer, seconds: float) -> bool:
+    """Whether answer and truth are equal; the limit is for the library only, without its import and first use."""
+    if truth.has("words") or not (answer.has("expression") or truth.has("expression")):
+        return _same(answer, truth)
     _library()
     with processor_time_limit(seconds):
-        return bool(function(*answers))
+        return _same(answer, truth)
 
 
 _library: Any = cache(lambda: import_module("creditflow.rewards.support.equality"))
-
-
-def _has_value(answer: Answer) -> bool:
-    return all(map(_has_value, answer.parts)) if answer.parts else _library().value(answer) is not None
 
 
 # Comparing answers
@@ -133,11 +128,10 @@ def _same_quantity(answer: Answer, truth: Answer) -> bool:
 
 def _same_value(answer: Answer, truth: Answer, factor: Fraction) -> bool:
     """Whether the answer, times a factor, equals the truth."""
-    if factor == 1 and (answer.text == truth.text or _stands_for(answer, truth) or _stands_for(truth, answer)):
-        return True
+    is_rounded = factor == 1 and (_stands_for(answer, truth) or _stands_for(truth, answer))
     if answer.number is not None and truth.number is not None:
-        return answer.number * factor == truth.number
-    return bool(_library().same(answer, truth, factor))
+        return is_rounded or answer.number * factor == truth.number
+    return is_rounded or bool(_library().same(answer, truth, factor))
 
 
 def _stands_for(decimal: Answer, exact: Answer) -> bool:

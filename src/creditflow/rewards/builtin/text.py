@@ -9,7 +9,7 @@ from typing import Any
 from creditflow.rewards.registry import answer, builtin
 from creditflow.rewards.support.answers import places
 from creditflow.rewards.support.mathematics import PERCENT, read
-from creditflow.rewards.support.text import numbers_in, truths_of
+from creditflow.rewards.support.text import as_ascii, numbers_in, truths_of
 
 _SCRIPTS = re.compile(r"(?<=[a-zA-Z)}])\s?[\^_]\s?(?:\{[^{}]*\}|-?\w+)")
 """Exponents and subscripts of letters and brackets."""
@@ -30,7 +30,7 @@ def exact_match(text: str, truth: Any, ignore_case: bool = False) -> float:
     """
 
     def tidy(value: object) -> str:
-        words = " ".join(str(value).split())
+        words = " ".join(as_ascii(str(value)).split())
         return words.casefold() if ignore_case else words
 
     truths = truths_of(truth)

@@ -5,9 +5,9 @@
 2. An answer line: `#### answer`. A Markdown heading (`#### Step 2: Check`) is none.
 3. The text after `answer is`, `answer:`, or another word with a colon.
 4. The whole text, if it is nothing but an answer.
-5. The last formula between `$` or brackets, unless a number follows it.
-6. The last number, or the last calculation without letters, with those that `and` or `or` joins to it. Exponents and
-   subscripts of letters are no numbers.
+5. The last formula between `$` or brackets, with those that commas, `and` or `or` join to it, unless a number follows.
+6. The last number, point or calculation without letters, with those that `and` or `or` joins to it. Commas join if one
+   of these words does, or if the sentence ends there. Exponents and subscripts of letters are no numbers.
 
 The text comes from a model, so every regular expression here takes time linear in it.
 """
@@ -18,36 +18,35 @@ import re
 from collections.abc import Iterator
 from itertools import accumulate
 
-from creditflow.rewards.support.text import as_ascii, without_thoughts
+from creditflow.rewards.support.text import MAX_CHARACTERS, as_ascii, without_thoughts
 
-MAX_CHARACTERS = 20_000
-"""Only the end of a longer text is read."""
-
-_TURN_ENDS = re.compile(r"<[|\uff5c]\w{2,24}[|\uff5c]>|</s>|<eos>|<end_of_turn>")
+_DELETED = re.compile(r"<\|[^|<>\s]{2,24}\|>|</s>|<eos>|<end_of_turn>|~~[^~\n]{1,200}~~")
 _TAGGED = re.compile(r"(?is)<answer>((?:(?!</?answer>).)*)</answer>")
 _BOX = re.compile(r"\\{1,2}(?:boxed|fbox)(?![a-zA-Z])\s{0,3}")
 _JOINS = re.compile(r"[^.!?]{0,40}(?:[,;]|\b(?:and|or)\b)[^.!?]{0,40}|[^\w.!?]{0,12}")
 _EMPHASIS = re.compile(r"(?<![\w)}\]\\])(\*{1,3}|_{1,3}|`{1,3})(?=[^\s*_`])([^\n]{1,200}?)(?<=\S)\1(?!\w)")
-_EXCLAMATION = re.compile(
-    r"(?<![\\\w])([^\W\d_]{2,20}:?\s{1,3}\S{0,40}?[\d$)])!{1,3}(?!\s{0,2}[a-z0-9=+*/^$\\(){},.!-])"
-)
+_EXCLAMATION = re.compile(r"(?<![\\\w])([^\W\d_]{2,20}:?\s{1,3}\S{0,40}?[\d$)])!{1,3}(?!\s?[a-z0-9=+*/^$\\(){},.!-])")
 """A mark at the end of a sentence, right behind a word and a number or formula: no factorial."""
-_ANSWER_LINE = re.compile(r"####[ \t]*(?!(?:[A-Z][a-z]+ )?[0-9]{1,3}[.:)][ \t]+[^\W\d])(\S[^\n]*)")
-_PHRASE = re.compile(r"(?i)\banswer[ \t]{0,3}(?:is|:|=)[ \t]{0,3}:?\}?|(?:答案|答え)[是为はは\uff1a:]{1,2}")
-_COLON = re.compile(r"(?<=[^\W\d_])\s?[:\uff1a]\s?\}?")
+_ANSWER_LINE = re.compile(r"####[ \t]*(?!(?:[A-Z][a-z]+ )?\d{1,3}[.:)][ \t]+[^\W\d])(?=.*[\d$\\]|.*\s*\Z)(\S.*)")
+_PHRASE = re.compile(r"(?i)\banswer[ \t]{0,3}(?:is|:|=)[ \t]{0,3}:?\}?|(?:答案|答え)[是为は:]{1,2}")
+_COLON = re.compile(r"(?<=[^\W\d_])\s?:\s?\}?")
 _CLAUSE_ENDS = (r"\n", r"[.!?](?:\s|\Z)", r"[,;]\s|\s(?:because|since|which|as)\s|\s\((?=[^\W\d]{2})")
 _FORMULA = r"\$\$([^$]{1,2000})\$\$|(?<![\\\d$])\$([^$\n]{1,2000})\$|\\\(([^\n]{1,2000}?)\\\)|\\\[(.{1,2000}?)\\\]"
-_FORMULAS = re.compile(rf"(?s)(?:{_FORMULA})(?:(?:,?\s{{0,3}}(?:and|or)|,)\s{{0,3}}(?:{_FORMULA}))?")
+_FORMULAS, _BETWEEN = re.compile(rf"(?s){_FORMULA}"), re.compile(r"(?:,?\s{0,3}(?:and|or)|,)\s{0,3}")
 _GROUPS = r"[0-9]{1,3}(?:(?:[ '~]|\\[ ,;!]|\{,\})[0-9]{3})+(?![0-9]|\s?/)"
-_DECIMAL = rf"(?:(?:{_GROUPS}|[0-9][0-9,]*)(?:\.[0-9]+)?|(?<![\w.])\.[0-9]+)(?:[eE][-+]?[0-9]{{1,4}}(?!\w))?"
+_DECIMAL = rf"(?:(?:{_GROUPS}|[0-9](?:,?[0-9])*)(?:\.[0-9]+)?|(?<![\w.])\.[0-9]+)(?:[eE][-+]?[0-9]{{1,4}}(?!\w))?"
 _NUMBER = rf"(?:[$\u20ac\u00a3]?{_DECIMAL}!*|\\[dt]?frac\{{[0-9]+\}}\{{[0-9]+\}})[\u00b2\u00b3\u00b9\u2070-\u207b]*"
-_SIGN = r"\s?(?:[-+*/^\u00d7\u00b7]|\\times|\\cdot)\s?\{?"
 _SCALE = r"\$?(?:\s?\\?%|\s(?:hundred|thousand|(?:m|b|tr)illion)\b)"
 # no exponent, no subscript and no part of a name (x2, CO2), unless letters are a word or currency; also a mixed number
-_SIGNED = r"(?<![\^_]\{)(?<![\^_{]-)(?:(?<![\w)])-)?(?:[0-9]{1,9}\s?(?=[0-9]+\s?/\s?[0-9]|\\[dt]?frac))?"
-_START = rf"(?:(?<![\w^])|(?<=[a-zA-Z]{{3}})(?![0-9]*[A-Z])|(?<=Rs))(?<!\d\.){_SIGNED}"
-_CALCULATION = rf"{_START}{_NUMBER}(?:{_SIGN}-?{_NUMBER}\}}?){{0,50}}(?:{_SCALE})?"
-_CALCULATIONS = re.compile(rf"{_CALCULATION}(?:,?\s(?:and|or)\s{_CALCULATION}){{0,9}}")
+_LATIN = r"0-9_a-zA-Z\u00c0-\u03ff"  # in other scripts, a number needs no space before it
+_SIGNED = rf"(?<![\^_]\{{)(?<![\^_{{]-)(?:(?<![{_LATIN})])-)?(?:[0-9]{{1,9}}\s?(?=[0-9]+\s?/\s?[0-9]|\\[dt]?frac))?"
+_START = rf"(?:(?<![{_LATIN}^])|(?<=[a-zA-Z]{{3}})(?![0-9]*[A-Z])|(?<=Rs))(?<!\d\.){_SIGNED}"
+_CALCULATION = (
+    rf"{_START}{_NUMBER}(?:\s?(?:[-+*/^\u00d7\u00b7]|\\times|\\cdot)\s?\{{?-?{_NUMBER}\}}?){{0,50}}(?:{_SCALE})?"
+)
+_PART = rf"(?:{_CALCULATION}|[(\[]{_CALCULATION}(?:,\s?{_CALCULATION})+[)\]])"
+_LIST = rf"(?:(?:,?\s(?:and|or)|,)\s{_PART}){{0,24}},?\s(?:and|or)\s{_PART}|(?:,\s{_PART}){{1,24}}(?=[ .!*]*\Z|[.!]\s)"
+_CALCULATIONS = re.compile(rf"{_PART}(?:{_LIST})?")
 
 
 def places(text: str, last_number: bool = True) -> Iterator[tuple[str, ...]]:
@@ -55,7 +54,7 @@ def places(text: str, last_number: bool = True) -> Iterator[tuple[str, ...]]:
 
     `last_number=False` leaves out the last number, which is a guess.
     """
-    text = _TURN_ENDS.sub("", without_thoughts(text[-MAX_CHARACTERS:]))
+    text = _DELETED.sub("", without_thoughts(as_ascii(text[-MAX_CHARACTERS:])))
     text = _EXCLAMATION.sub(r"\1", _EMPHASIS.sub(r"\2", (_TAGGED.findall(text) or [text])[-1]))
     if (boxed := last_box(text)) is not None:
         yield (boxed,)
@@ -69,13 +68,12 @@ def places(text: str, last_number: bool = True) -> Iterator[tuple[str, ...]]:
     yield (text.strip(),)
     yield _last_formula(text)
     sentence = "".join(conclusions[-1][:2][-1:]) if conclusions else text
-    yield from ((numbers.rstrip(","),) for numbers in _CALCULATIONS.findall(as_ascii(sentence))[-1:] if last_number)
+    yield from ((numbers,) for numbers in _CALCULATIONS.findall(sentence)[-1:] if last_number)
 
 
 def answer_lines(text: str) -> list[str]:
     """The lines `#### answer`; a line of words alone is a heading if more text follows."""
-    lines = _ANSWER_LINE.finditer(text)
-    return [line[1] for line in lines if re.search(r"[\d$\\]", line[1]) or not text[line.end() :].strip()]
+    return _ANSWER_LINE.findall(text)
 
 
 def _clauses(text: str) -> tuple[str, ...]:
@@ -86,9 +84,15 @@ def _clauses(text: str) -> tuple[str, ...]:
 
 
 def _last_formula(text: str) -> tuple[str, ...]:
-    matches = list(_FORMULAS.finditer(text))[-1:]
-    is_last = matches and not re.search(rf"[0-9]|\A{_SCALE}", text[matches[0].end() :])
-    return (", ".join(filter(None, matches[0].groups())),) if is_last else ()
+    pieces = [(match.start(), match[match.lastindex or 0], match.end()) for match in _FORMULAS.finditer(text)]
+    is_last = pieces and not re.search(rf"[0-9]|\A{_SCALE}", text[pieces[-1][2] :])
+    return (", ".join(_joined(text, pieces, _BETWEEN)),) if is_last else ()
+
+
+def _joined(text: str, pieces: list[tuple[int, str, int]], between: re.Pattern[str]) -> list[str]:
+    """The last piece, given as start, content and end, with those before it that the text between them joins to it."""
+    apart = [i for i in range(1, len(pieces)) if not between.fullmatch(text, pieces[i - 1][2], pieces[i][0])]
+    return [content for _, content, _ in pieces[max(apart, default=0) :]]
 
 
 def last_box(text: str) -> str | None:
@@ -99,12 +103,9 @@ def last_box(text: str) -> str | None:
     # the last 24 only: nested ones take quadratic time
     boxes = [(match.start(), *_content(text, match.end())) for match in list(_BOX.finditer(text))[-24:]]
     boxes = [box for i, box in enumerate(boxes) if not any(box[0] < before[2] for before in boxes[:i])]  # not nested
-    if not boxes:
-        return None
-    apart = [i for i in range(1, len(boxes)) if not _JOINS.fullmatch(text, boxes[i - 1][2], boxes[i][0])]
-    joined = boxes[max(apart, default=0) :]
-    contents = [content if (inner := last_box(content)) is None else inner for _, content, _ in joined]
-    return ", ".join(dict.fromkeys(contents)) if all(contents) else ""
+    joined = _joined(text, boxes, _JOINS)
+    contents = [content if (inner := last_box(content)) is None else inner for content in joined]
+    return None if not boxes else ", ".join(dict.fromkeys(contents)) if all(contents) else ""
 
 
 def _content(text: str, start: int) -> tuple[str, int]:

@@ -7,14 +7,13 @@ Importing this module imports sympy. The caller limits the time.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from fractions import Fraction
 from functools import lru_cache, partial
 from typing import Any
 
 import sympy
 from math_verify import LatexExtractionConfig, grader, parser
-from sympy.core.function import AppliedUndef
-from sympy.core.relational import Relational
 
 from creditflow.rewards.support.mathematics import Answer
 
@@ -35,22 +34,24 @@ _GROWING = (sympy.Pow, sympy.factorial, sympy.factorial2, sympy.gamma, sympy.bin
 
 @lru_cache(maxsize=256)
 def _parse(text: str) -> Any:
-    """The expression of a LaTeX formula, evaluated; for an equation between numbers their value, if it holds.
+    """The expression of a LaTeX formula, evaluated; the value of an equation that holds for all values.
 
-    None if it cannot be read, is too large, or has no value.
+    `sum = value` with unknown terms is the value. None if it cannot be read, is too large, or has no value.
     """
-    if not text or text.count("(") + text.count("[") != text.count(")") + text.count("]"):
-        return None
-    parsed = parser.parse(f"${text}$", [_TARGET], fallback_mode="no_fallback", parsing_timeout=None)
-    try:
+    is_balanced = text.count("(") + text.count("[") == text.count(")") + text.count("]")
+    parsed = parser.parse(f"${text}$" * is_balanced, [_TARGET], fallback_mode="no_fallback", parsing_timeout=None)
+    with suppress(Exception):  # not read, too large, or nothing that sympy can evaluate
         expression = parsed[0].as_immutable() if isinstance(parsed[0], sympy.MatrixBase) else parsed[0]
-        if isinstance(expression, Relational | sympy.And) and not expression.atoms(sympy.Symbol, AppliedUndef):
-            sides = [_evaluated(side) for relation in expression.atoms(Relational) for side in relation.args]
-            return sides[0] if all(_same(side, sides[0]) for side in sides) else None
+        if isinstance(expression, sympy.Rel | sympy.And):
+            sides = [_evaluated(side) for relation in expression.atoms(sympy.Rel) for side in relation.args]
+            is_identity = all(_same(side, sides[0]) for side in sides)
+            if is_identity or not expression.free_symbols | expression.atoms(sympy.core.function.AppliedUndef):
+                return sides[0] if is_identity else None
+            if isinstance(expression, sympy.Eq) and expression.lhs.has(sympy.Integral, sympy.Sum, sympy.Product):
+                return sides[-1]
         expression = _evaluated(expression)
         return None if expression.has(sympy.nan, sympy.zoo) else expression
-    except Exception:  # not read, too large, or nothing that sympy can evaluate
-        return None
+    return None
 
 
 def value(answer: Answer) -> Any:
@@ -60,33 +61,30 @@ def value(answer: Answer) -> Any:
 
 def same(answer: Answer, truth: Answer, factor: Fraction = Fraction(1)) -> bool:
     """Whether the answer, times a factor, has the meaning of the truth; False if sympy raises."""
-    try:
+    with suppress(Exception):  # a hostile expression; sympy may raise anything
         return bool(_same(value(answer) if factor == 1 else value(answer) * factor, value(truth)))
-    except Exception:  # a hostile expression; sympy may raise anything
-        return False
+    return False
 
 
 def decimals(answer: Answer) -> Fraction | None:
     """The value of a real number to DIGITS significant digits; None for other answers."""
-    try:
+    with suppress(Exception):  # no number, complex, infinite, or without digits
         return Fraction(str(value(answer).evalf(DIGITS)))
-    except Exception:  # no number, complex, infinite, or without digits
-        return None
+    return None
 
 
 def _evaluated(expression: Any) -> Any:
     """Evaluate the expression, with exact decimals, real variables, and `i` as the imaginary unit."""
-    if isinstance(expression, Relational | sympy.And):  # evaluated, sympy would make "symbol = set" false
+    if isinstance(expression, sympy.Rel | sympy.And):  # evaluated, sympy would make "symbol = set" false
         return expression.func(*map(_evaluated, getattr(expression, "_unsorted_args", expression.args)), evaluate=False)
     new: dict[Any, Any] = {number: sympy.Rational(str(number)) for number in expression.atoms(sympy.Float)}
-    for name in expression.free_symbols | expression.atoms(AppliedUndef):
+    for name in expression.free_symbols | expression.atoms(sympy.core.function.AppliedUndef):
         new[name] = sympy.I if str(name) == "i" else sympy.Symbol(str(name), real=True)
     expression = expression.xreplace(new)
     _refuse_long(expression)
-    value = expression.doit()
     if expression.has(sympy.I):
-        return value
-    return value.replace(  # an odd root of a negative number is real
+        return expression.doit()
+    return expression.doit().replace(  # an odd root of a negative number is real
         lambda power: power.is_Pow and power.exp.is_Rational and power.exp.q % 2 == 1 < power.exp.q,
         lambda power: sympy.sign(power.base) ** power.exp.p * abs(power.base) ** power.exp,
     )

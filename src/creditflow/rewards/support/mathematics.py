@@ -80,12 +80,17 @@ _FUNCTIONS = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|log|ln
 _CODES = {rf"usd|[a-z]{{1,2}}{_DOLLAR}": _DOLLAR, r"inr|rs\.?": "\u20b9", "eur": "\u20ac", r"gbp|\\pounds": "\u00a3"}
 _STYLE = r"\\(?:(?:text|math)(?!bb|c|fr|sc)[a-z]{0,6}|operatorname|mbox|underline|emph|rm)\s?\{"
 _DECLARATIONS = r"[a-z]{4,12}style|bm|boldsymbol|bf|it|em|sf|tiny|[a-z]{0,8}size|small|(?i:large|huge)"
+_BALANCED = r"((?:[^{}]|\{[^{}]*\})*)"
+_SYMBOL = r"\\(?!sqrt|frac|binom)[a-zA-Z]+(?![a-zA-Z])"
+_WHOLE = rf"\\(?:sqrt|frac\{{[^{{}}]*\}}|binom\{{[^{{}}]*\}})\{{[^{{}}]*\}}|{_SYMBOL}(?! ?\{{)"
 _ROWS = r"\\begin ?\{(?:cases|gathered|aligned)\}|\\\{ ?\\begin ?\{array\} ?\{[lcr| ]{1,40}\}"
 _REWRITES: tuple[tuple[str, Any], ...] = (
     (r"(?<!\\)\\\\(?=[a-zA-Z])(?!.*\\end)", r"\\"),
-    (rf"(?<!\\)\\(?:[()\[\]]|(?:{_DECLARATIONS}|limits|hline|q?quad)(?![a-zA-Z]))", " "),
     (r"\\\\(?![a-zA-Z])\s?(?:\[[^\[\]]{0,12}\])?\s?[,;:]?", r"\\\\ "),
     (r"\\(?:text)?color\s?\{[a-zA-Z]{1,20}\}|\\(?:left|right|[bB]igg?[lr]?)(?=[\s()\[\].|\\])\s?\.?", ""),
+    (rf"(?:\A|\{{){_BALANCED}\\(over|choose)(?![a-zA-Z]){_BALANCED}(?:\}}|\Z)", r"\\\2{\1}{\3}"),
+    (r"\\(?:(?:[dtc]|nice|s)frac|over)(?![a-zA-Z])", r"\\frac"),
+    (r"(\d ?)?\\(?:[dt]?binom|choose)(?![a-zA-Z])", lambda m: "\\binom" if m[1] is None else m[1] + "\\cdot \\binom"),
     (r"\\([lr])angle(?![a-zA-Z])", lambda side: "()"[side[1] == "r"]),
     (rf"(?:{_ROWS})(.*)\\end ?\{{\w+\}}", lambda rows: rows[1].replace("\\\\", ",")),
     (r"\\(begin|end) ?\{(?:(?:small|[bBp])?matrix\*?|array)\}(?:\[[a-z]\]| ?\{[lcr| ]{1,40}\})?", r"\\\1{pmatrix}"),
@@ -103,8 +108,11 @@ _REWRITES: tuple[tuple[str, Any], ...] = (
     (r"\\lg(?![a-zA-Z])", r"\\log_{10} "),
     (r"(?<=(?:rm|xt)\{[A-Z])(?:\\[,; ]|~| )(?=[a-z]{1,2}\})", r" \\cdot "),  # N m
     (rf"(?:\\mu ?|\u03bc)({_STYLE})|({_STYLE} ?)\\mu ?|\u03bc(?=[a-zA-Z])", "\\1\\2\u00b5"),
-    *[(_STYLE + r"((?:[^{}]|\{[^{}]*\})*)\}", r" \1 ")] * 2,
-    (r"(?:(?<!\\)\\[,;:! ]|~|[\s\x00])+", " "),
+    *[(_STYLE + _BALANCED + r"\}", r" \1 ")] * 2,
+    (rf"(?:(?<!\\)\\(?:[,;:! ()\[\]]|(?:{_DECLARATIONS}|limits|hline|q?quad)(?![a-zA-Z]))|~|[\s\x00])+", " "),
+    (rf"(\\sqrt(?: ?\[[^\[\]]*\])?|\\frac|\\binom) ?([0-9a-zA-Z]|{_SYMBOL})", r"\1{\2}"),
+    (rf"(\\(?:frac|binom) ?\{{{_BALANCED}\}}) ?([0-9a-zA-Z]|{_SYMBOL})", r"\1{\3}"),
+    (rf"(\\sqrt(?: ?\[[^\[\]]*\])?|\\frac|\^|_) ?({_WHOLE})", r"\1{\2}"),
     (r"(?<![\d.,^{])\d{1,3}(?: \d{3}){1,20}(?!\d|\s?/)", lambda groups: groups[0].replace(" ", "")),
     (r"(?<=\d )([kMG]?) ?(\\Omega|\u03a9|\\AA)(?![a-zA-Z])", lambda m: m[1] + ("\xc5" if "A" in m[2] else "ohm")),
     *((rf"(?i)(?<![a-z])(?:{code})\s?(?=\.?\d)", sign) for code, sign in _CODES.items()),
@@ -118,7 +126,7 @@ def tidy(text: str) -> str:
     """Normalize delimiters, spaces, sizes and fonts, which do not change the answer, and write symbols as LaTeX."""
     text = re.sub("([\u207a\u207b]?[\u2070\u00b9\u00b2\u00b3\u2074-\u2079]{1,5})", r"^{\1}", text.strip("`* \n"))
     text = as_ascii(unicodedata.normalize("NFKC", re.sub("([\u00bc-\u00be\u2150-\u215e])", r" \1", text)))
-    text = re.sub(r"[^\D0-9]", lambda digit: str(int(digit[0])), text.replace("\\$", _DOLLAR).replace("**", "^"))
+    text = text.replace("\\$", _DOLLAR).replace("**", "^").replace("\\imath", "i").replace("\\jmath", "j")
     text = text.replace("$", _DOLLAR if text.count("$") == 1 and _DOLLAR not in text else "").translate(_SYMBOLS)
     for pattern, by in _REWRITES:
         text = re.sub(pattern, by, text, flags=re.DOTALL)
@@ -212,8 +220,8 @@ _NO_FORMULA = re.compile(rf"(?i)no|up|on|in|so|we|is|if|[0-9]+:00|{_LETTER}+(?:[
 
 
 # the text left of `=` with a number, a power or a sign is part of an equation that is to be solved
-_ARGUMENTS = re.compile(r"_\s?(?:\{[^{}]*\}|\w)|(?<=[\w'}])\s?\([^()]*\)")
-_NO_NAME = re.compile(r"\A\s?-|[0-9^!<>.?]|\\(?:sqrt|log|ln|exp|pi|sum|int)(?![a-z])|\A[^a-zA-Z]*\Z")
+_ARGUMENTS = re.compile(r"(?<=int)(?! ?_ ?\{?[-\d]).*|(?<=\\sum)(?!.*=).*|_ ?(?:\{[^{}]*\}|\w)|(?<=[\w'}]) ?\([^()]*\)")
+_NO_NAME = re.compile(r"\A\s?-|[0-9^!<>.?]|\\(?:sqrt|log|ln|exp|pi)(?![a-z])|\A[^a-zA-Z]*\Z")
 
 
 def _element(text: str) -> Answer:
@@ -257,22 +265,20 @@ _registry: Any = cache(lambda: import_module("pint").UnitRegistry(non_int_type=F
 @lru_cache(maxsize=1024)  # the words are a model's: an endless cache would fill the memory
 def unit_of(name: str) -> Unit | None:
     """The dimension and the size of a unit by its name, in any number; None for other words."""
-    if unit := _UNITS.get(name.lower().removesuffix("s")):
+    unit = _UNITS.get(name.lower().removesuffix("s"))
+    are_variables = not all(map(_SHORT_UNIT.fullmatch, re.findall(r"\b[^\W\d]{1,2}\b", name)))
+    if unit or are_variables or re.fullmatch(r"\w(?: \w)+|.*units?", name):
         return unit
-    short = [word for word in re.findall(r"[^\W\d]+", name) if len(word) < 3]
-    are_variables = not all(map(_SHORT_UNIT.fullmatch, short)) or re.fullmatch(r"\w(?: \w)+", name)
-    if are_variables or name.endswith(("unit", "units")):
-        return None
     try:
-        unit = _registry().Quantity(Fraction(1), _registry().parse_units(name)).to_base_units()
-        return str(sorted(unit.dimensionality.items())), Fraction(unit.magnitude)
+        quantity = _registry().Quantity(Fraction(1), _registry().parse_units(name)).to_base_units()
+        return str(sorted(quantity.dimensionality.items())), Fraction(quantity.magnitude)
     except Exception:  # no unit, one of temperature, or a text that pint cannot parse
         return None
 
 
 # Numbers
 
-_FRACTION = re.compile(r"\\[dtc]?frac\s?(?:\{\s?(-?\d{1,300})\s?\}|(\d))\s?(?:\{\s?(\d{1,300})\s?\}|(\d))")
+_FRACTION = re.compile(r"\\frac ?\{ ?(-?\d{1,300}) ?\} ?\{ ?(\d{1,300}) ?\}")
 _QUOTIENT = re.compile(r"(?:(\d{1,300})\s)?(\d{1,300})\s?[/:]\s?(\d{1,300})")
 _REPEATING = re.compile(r"(\d*)\.(\d*?)(?:(\d{1,9}?)\3{1,30}\s?\\ldots|\s?\\(?:overline|bar|dot)\s?\{\s?(\d+)\s?\})")
 _BASE = re.compile(r"\(?(\d[\da-zA-Z]{0,60})\)?\s?_\s?(?:\{\s?(\d{1,2})\s?\}|([2-9]))")
@@ -282,7 +288,7 @@ _DECIMAL = re.compile(r"((?:\d{1,300}\.?\d{0,300}|\.\d{1,300})(?:[eE][-+]?\d{1,3
 
 def rational(text: str) -> Fraction | None:
     """The rational number that the text writes out; None for other texts."""
-    text = _FRACTION.sub(lambda part: f" {part[1] or part[2]}/{part[3] or part[4]}", text).strip()
+    text = _FRACTION.sub(r" \1/\2", text).strip()
     text = re.sub(r"(?<![^-])(\d\d?) ?!\Z", lambda number: str(factorial(int(number[1]))), text)
     sign, text = -1 if text.startswith("-") else 1, (text[1:] if text[:1] in ("-", "+") else text).strip()
     try:

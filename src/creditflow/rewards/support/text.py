@@ -37,15 +37,15 @@ class Number:
 _ASCII = str.maketrans({
     **{chr(code + 0xFEE0): chr(code) for code in range(0x21, 0x7F)},
     **dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\ufe63", "-"),
-    **dict.fromkeys("\u2044\u2215", "/"),
     **dict.fromkeys("\u00a0\u2006\u2009\u202f\u3000", " "),
-    **{"\u2019": "'", "\u3001": ",", "\u3002": ".", "\u2026": "..."},
+    **{"\u2044": "/", "\u2215": "/", "\u3001": ",", "\u060c": ",", "\u066a": "%", "\u066b": ".", "\u066c": ","},
+    **{"\u2019": "'", "\u2026": "...", "\u3002": ". ", "\u0964": ". ", "\u06d4": ". "},
 })  # fmt: skip
 
 
 def as_ascii(text: str) -> str:
-    """Write full-width characters, and variants of signs and spaces, in ASCII."""
-    return text.translate(_ASCII)
+    """Write digits of all scripts, full-width characters, and variants of signs, stops and spaces in ASCII."""
+    return re.sub(r"[^\D0-9]", lambda digit: str(int(digit[0])), text.translate(_ASCII))
 
 
 def numbers_in(text: str) -> list[Number]:
