@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from creditflow.data import TrajectoryBatch
@@ -108,6 +108,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @examples(1500)
 @given(st.sampled_from(sorted(SOURCES)), st.integers(0, 2**40))
+@example("chat log", 5983)  # a reward in a trajectory without an id
 def test_damaged_records_lose_nothing(file: Path, name: str, seed: int) -> None:
     """Compare with counts made from the spans."""
     file.write_text(json.dumps(damaged(name, random.Random(seed))))

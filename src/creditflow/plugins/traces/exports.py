@@ -240,11 +240,11 @@ _LOOKED_AT = 8
 
 def with_traces(spans: list[Span]) -> list[Span]:
     """Place scores without a trace in the trace of their span, if only one trace has a span of that id."""
-    scores = [span for span in spans if span.rewards and not span.trace]
+    links = [(span, link) for span in spans if not span.trace for reward in span.rewards for link in reward.links]
     traces: dict[str, set[str]] = defaultdict(set)
-    for span in spans if scores else ():
+    for span in spans if links else ():
         traces[span.id].add(span.trace)
-    for score in scores:
-        for _, target in score.rewards[0].links[0]:
+    for score, link in links:
+        for _, target in link:
             score.trace = next(iter(traces[target])) if len(traces[target]) == 1 else ""
     return spans
