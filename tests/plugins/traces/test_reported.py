@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from creditflow.plugins.traces import ConvertOptions, Span, convert, from_chat_log, from_json, read_spans
@@ -254,9 +254,11 @@ RECORDED = {path.stem: read_spans(path) for path in sorted(TRACES.rglob("*.json"
 
 @examples(150)
 @given(st.sampled_from(sorted(RECORDED)), st.integers(30, 600), st.booleans())
+@example("langgraph_twice", 119, False)  # only the second record of a call is whole
 def test_steps_and_left_out_account_for_every_call(name: str, limit: int, twice: bool) -> None:
     """Under any limit on the length of values, and if spans are exported twice, no response becomes another one."""
-    whole = {step.info["span_id"]: step.response for t in convert(RECORDED[name]).trajectories for step in t.steps}
+    alone = [trajectory for span in RECORDED[name] for trajectory in convert([span]).trajectories]
+    whole = {step.info["span_id"]: step.response for trajectory in alone for step in trajectory.steps}
     cut = [
         replace(span, attributes={key: v[:limit] if isinstance(v, str) else v for key, v in span.attributes.items()})
         for span in RECORDED[name]
@@ -264,9 +266,7 @@ def test_steps_and_left_out_account_for_every_call(name: str, limit: int, twice:
     made = convert(cut * (1 + twice))
     steps = {step.info["span_id"]: step.response for trajectory in made.trajectories for step in trajectory.steps}
     accounted = [*steps, *(left.span for left in made.left_out if left.what == "model call")]
-    called = {
-        span.id for span in cut for key, mark in MARKS.items() if str(span.attributes.get(key)).strip('"') == mark
-    }
+    called = {s.id for s in cut for key, mark in MARKS.items() if str(s.attributes.get(key)).strip('"') == mark}
     assert len(accounted) == len(set(accounted))
     assert called <= set(accounted)
     assert all(id in whole and whole[id].startswith(response) for id, response in steps.items())
