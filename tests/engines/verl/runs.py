@@ -92,12 +92,12 @@ def run(
     return Run(folder)
 
 
-def recomputed(batch: TrajectoryBatch, steps: Iterable[int], folder: Path) -> tuple[float, float]:
-    """Recompute the probabilities of the steps' responses with the weights in `folder`, one row at a time.
+def recomputed(batch: TrajectoryBatch, steps: Iterable[int], folder: Path) -> tuple[np.ndarray, float]:
+    """Recompute the log-probs of the steps' responses with the weights in `folder`, one row at a time.
 
-    Returns the largest difference from the recorded ones, and the largest logit.
+    Returns the log-probs [T], as recorded for other steps, and the largest logit.
     """
-    model, difference, largest = Policy.load(folder, torch.device("cpu")).model, 0.0, 0.0
+    model, logprobs_T, largest = Policy.load(folder, torch.device("cpu")).model, batch.logprobs.copy(), 0.0
     for step in steps:
         prompt = batch.prompt_ids[batch.prompt_offsets[step] : batch.prompt_offsets[step + 1]]
         span = slice(*batch.token_offsets[step : step + 2].tolist())
@@ -105,6 +105,6 @@ def recomputed(batch: TrajectoryBatch, steps: Iterable[int], folder: Path) -> tu
         with torch.no_grad():
             logits = model(torch.from_numpy(np.concatenate([prompt, response]))[None].long()).logits[0]
         largest = max(largest, float(logits.abs().max()))
-        logprobs = torch.log_softmax(logits[len(prompt) - 1 : -1], dim=-1).numpy()[np.arange(len(response)), response]
-        difference = max(difference, float(np.abs(np.exp(logprobs) - np.exp(batch.logprobs[span])).max()))
-    return difference, largest
+        logprobs = torch.log_softmax(logits[len(prompt) - 1 : -1], dim=-1).numpy()
+        logprobs_T[span] = logprobs[np.arange(len(response)), response]
+    return logprobs_T, largest
