@@ -69,9 +69,9 @@ def math_verify(text: str, truth: Any, seconds: float = SECONDS) -> float | Scor
 
 
 def _matches(text: str, truth: Answer, seconds: float) -> bool:
-    has_words = truth.has("words")
+    has_words, choice = truth.has("words"), truth.text.upper()
     for variants in places(text, last_number=not has_words):
-        readings = [reading for reading in map(read, variants) if reading and reading.has("words") <= has_words]
+        readings = [one for one in map(read, variants) if one and (one.has("words") <= has_words or one.text == choice)]
         if has_words or readings:
             return any(_compare(reading, truth, seconds) for reading in readings[: None if has_words else 1])
     return False
@@ -100,16 +100,15 @@ def _same(answer: Answer, truth: Answer) -> bool:
     kinds = {answer.kind, truth.kind}
     if "ordered" in kinds and kinds <= {"set", "ordered"}:  # also a point without brackets, or by its coordinates
         ends = {side.text[0] + side.text[-1] for side in (answer, truth) if side.kind == "ordered"}
-        is_point = truth.kind == "ordered" or all("=" in part.text for part in truth.parts)
-        is_alike = len(ends) == 1 and is_point and answer.text[0] != "\\"
+        is_point = "::" not in ends and (truth.kind == "ordered" or all("=" in part.text for part in truth.parts))
+        is_alike = len(ends) == 1 and (kinds == {"ordered"} or is_point) and answer.text[0] != "\\"
         return is_alike and len(answer.parts) == len(truth.parts) and all(map(_same_part, answer.parts, truth.parts))
-    if kinds != {"set"} and "set" in kinds and None not in (answer.number, truth.number):  # a decimal comma
-        return answer.number == truth.number
-    if "set" in kinds:
+    if kinds == {"set"} or ("set" in kinds and None in (answer.number, truth.number)):  # no decimal comma
         some, others = (side.parts if side.kind == "set" else (side,) for side in (answer, truth))
         matches = [[_same_part(part, other) for other in others] for part in some]
         return bool(some) and all(map(any, matches)) and all(map(any, zip(*matches, strict=True)))
-    return answer == truth if "words" in kinds else _same_quantity(answer, truth)  # also an interval and an inequality
+    # the choice A may be written as a; a quantity may be an interval and an inequality
+    return answer.text.casefold() == truth.text.casefold() if "words" in kinds else _same_quantity(answer, truth)
 
 
 def _same_part(part: Answer, other: Answer) -> bool:

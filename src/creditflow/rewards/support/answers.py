@@ -18,21 +18,21 @@ import re
 from collections.abc import Iterator
 from itertools import accumulate
 
+from creditflow.rewards.support.mathematics import AND_OR
 from creditflow.rewards.support.text import MAX_CHARACTERS, as_ascii, without_thoughts
 
 _DELETED = re.compile(r"<\|[^|<>\s]{2,24}\|>|</s>|<eos>|<end_of_turn>|~~[^~\n]{1,200}~~")
 _TAGGED = re.compile(r"(?is)<answer>((?:(?!</?answer>).)*)</answer>")
-_BOX = re.compile(r"\\{1,2}(?:boxed|fbox)(?![a-zA-Z])\s{0,3}")
-_JOINS = re.compile(r"[^.!?]{0,40}(?:[,;]|\b(?:and|or)\b)[^.!?]{0,40}|[^\w.!?]{0,12}")
+_BOX, _COLON = re.compile(r"\\{1,2}(?:boxed|fbox)(?![a-zA-Z])\s{0,3}"), re.compile(r"(?<=[^\W\d_])\s?:\s?\}?")
+_JOINS = re.compile(rf"[^.!?]{{0,40}}(?:[,;]|{AND_OR})[^.!?]{{0,40}}|[^\w.!?]{{0,12}}")
 _EMPHASIS = re.compile(r"(?<![\w)}\]\\])(\*{1,3}|_{1,3}|`{1,3})(?=[^\s*_`])([^\n]{1,200}?)(?<=\S)\1(?!\w)")
 _EXCLAMATION = re.compile(r"(?<![\\\w])([^\W\d_]{2,20}:?\s{1,3}\S{0,40}?[\d$)])!{1,3}(?!\s?[a-z0-9=+*/^$\\(){},.!-])")
 """A mark at the end of a sentence, right behind a word and a number or formula: no factorial."""
 _ANSWER_LINE = re.compile(r"####[ \t]*(?!(?:[A-Z][a-z]+ )?\d{1,3}[.:)][ \t]+[^\W\d])(?=.*[\d$\\]|.*\s*\Z)(\S.*)")
 _PHRASE = re.compile(r"(?i)\banswer[ \t]{0,3}(?:is|:|=)[ \t]{0,3}:?\}?|(?:答案|答え)[是为は:]{1,2}")
-_COLON = re.compile(r"(?<=[^\W\d_])\s?:\s?\}?")
 _CLAUSE_ENDS = (r"\n", r"[.!?](?:\s|\Z)", r"[,;]\s|\s(?:because|since|which|as)\s|\s\((?=[^\W\d]{2})")
 _FORMULA = r"\$\$([^$]{1,2000})\$\$|(?<![\\\d$])\$([^$\n]{1,2000})\$|\\\(([^\n]{1,2000}?)\\\)|\\\[(.{1,2000}?)\\\]"
-_FORMULAS, _BETWEEN = re.compile(rf"(?s){_FORMULA}"), re.compile(r"(?:,?\s{0,3}(?:and|or)|,)\s{0,3}")
+_FORMULAS, _BETWEEN = re.compile(rf"(?s){_FORMULA}"), re.compile(rf"(?:,?\s{{0,3}}{AND_OR}|,)\s{{0,3}}")
 _GROUPS = r"[0-9]{1,3}(?:(?:[ '~]|\\[ ,;!]|\{,\})[0-9]{3})+(?![0-9]|\s?/)"
 _DECIMAL = rf"(?:(?:{_GROUPS}|[0-9](?:,?[0-9])*)(?:\.[0-9]+)?|(?<![\w.])\.[0-9]+)(?:[eE][-+]?[0-9]{{1,4}}(?!\w))?"
 _NUMBER = rf"(?:[$\u20ac\u00a3]?{_DECIMAL}!*|\\[dt]?frac\{{[0-9]+\}}\{{[0-9]+\}})[\u00b2\u00b3\u00b9\u2070-\u207b]*"
@@ -41,11 +41,11 @@ _SCALE = r"\$?(?:\s?\\?%|\s(?:hundred|thousand|(?:m|b|tr)illion)\b)"
 _LATIN = r"0-9_a-zA-Z\u00c0-\u03ff"  # in other scripts, a number needs no space before it
 _SIGNED = rf"(?<![\^_]\{{)(?<![\^_{{]-)(?:(?<![{_LATIN})])-)?(?:[0-9]{{1,9}}\s?(?=[0-9]+\s?/\s?[0-9]|\\[dt]?frac))?"
 _START = rf"(?:(?<![{_LATIN}^])|(?<=[a-zA-Z]{{3}})(?![0-9]*[A-Z])|(?<=Rs))(?<!\d\.){_SIGNED}"
-_CALCULATION = (
-    rf"{_START}{_NUMBER}(?:\s?(?:[-+*/^\u00d7\u00b7]|\\times|\\cdot)\s?\{{?-?{_NUMBER}\}}?){{0,50}}(?:{_SCALE})?"
-)
+_OPERATION = r"\s?(?:[-+*/^\u00d7\u00b7]|\\times|\\cdot|(?<=\d):(?=\d)|(?<= ):(?= ))\s?"  # also a ratio or a time
+_CALCULATION = rf"{_START}{_NUMBER}(?:{_OPERATION}\{{?-?{_NUMBER}\}}?){{0,50}}(?:{_SCALE})?"
 _PART = rf"(?:{_CALCULATION}|[(\[]{_CALCULATION}(?:,\s?{_CALCULATION})+[)\]])"
-_LIST = rf"(?:(?:,?\s(?:and|or)|,)\s{_PART}){{0,24}},?\s(?:and|or)\s{_PART}|(?:,\s{_PART}){{1,24}}(?=[ .!*]*\Z|[.!]\s)"
+_JOIN = rf",?\s?{AND_OR}\s?"
+_LIST = rf"(?:(?:{_JOIN}|,\s){_PART}){{0,24}}{_JOIN}{_PART}|(?:,\s{_PART}){{1,24}}(?=[ .!*]*\Z|[.!]\s)"
 _CALCULATIONS = re.compile(rf"{_PART}(?:{_LIST})?")
 
 

@@ -82,10 +82,9 @@ def _evaluated(expression: Any) -> Any:
         new[name] = sympy.I if str(name) == "i" else sympy.Symbol(str(name), real=True)
     expression = expression.xreplace(new)
     _refuse_long(expression)
-    if expression.has(sympy.I):
-        return expression.doit()
+    is_real = not expression.has(sympy.I)
     return expression.doit().replace(  # an odd root of a negative number is real
-        lambda power: power.is_Pow and power.exp.is_Rational and power.exp.q % 2 == 1 < power.exp.q,
+        lambda power: is_real and power.is_Pow and power.exp.is_Rational and power.exp.q % 2 == 1 < power.exp.q,
         lambda power: sympy.sign(power.base) ** power.exp.p * abs(power.base) ** power.exp,
     )
 
@@ -140,12 +139,10 @@ def _vanishes(difference: Any) -> bool:
 
 def _same_relation(left: Any, right: Any) -> bool:
     """Whether two relations have the same solutions, or are the same up to a factor."""
-    if left.free_symbols != right.free_symbols:
-        return False
     if isinstance(left, sympy.Eq) and isinstance(right, sympy.Eq):
         some, others = (sympy.fraction(sympy.together(eq.lhs - eq.rhs))[0].primitive()[1] for eq in (left, right))
         return _same_value(some, others) or _same_value(some, -others)
-    if len(left.free_symbols) == 1:
+    if len(left.free_symbols | right.free_symbols) == 1:
         return bool(_in_library(left.as_set(), right.as_set()))
     some, others = ((relation.lts - relation.gts).primitive()[1] for relation in (left, right))
     return type(left) in (type(right), type(right.reversed)) and _same_value(some, others)

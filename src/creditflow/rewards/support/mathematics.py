@@ -36,10 +36,11 @@ class Answer:
 
     kind: Literal["number", "expression", "set", "ordered", "words"]
     """A rational number; a formula, equation or matrix; parts in any order; parts in order between brackets (a point or
-    an interval); or words, also a choice from A to J. An equation with a name has one part, the value.
+    an interval) or colons (a ratio of three or more terms, relative to the first); or words, also a choice from A to J.
+    An equation with a name has one part, the value.
     """
     text: str
-    """The tidied text without the unit; for words, without capitals."""
+    """The tidied text without the unit; words have no capitals, and a choice is one."""
     number: Fraction | None = None
     unit: Unit | None = None
     """The unit of a number or expression. A counted thing, a word that names no unit, has size 0."""
@@ -65,9 +66,8 @@ _EVALUATED = re.compile(r"(?=.*[\^!]).*(?:vmatrix|\\(?:det|gcd|lcm)(?![a-zA-Z])|
 
 def _is_large(text: str) -> bool:
     """Whether brackets are too deep, exponents three high, or an exponent or factorial has five digits."""
-    text = "".join(text.split())
     depths = accumulate((character in "([{") - (character in ")]}") for character in text)
-    return max(depths) > MAX_DEPTH or bool(_LARGE.search(text) or _EVALUATED.match(text))
+    return max(depths) > MAX_DEPTH or bool(_LARGE.search(packed := "".join(text.split())) or _EVALUATED.match(packed))
 
 
 # Tidying
@@ -136,21 +136,27 @@ def tidy(text: str) -> str:
 # Taking apart
 
 _TOKEN = r"(?P<opens>\\begin\b|[(\[{])|(?P<closes>\\end\b|[)\]}])|"
-_COMMAS, _EQUALS = _TOKEN + r"(?<![\\a-zA-Z])(?:or|and)(?![a-z])|[,;]", _TOKEN + "(?<![<>!:])="
-_LETTER = r"[^\W\d_\u0370-\u03ff\u2100-\u214f]"  # Greek letters and characters such as \u211d are mathematical symbols
-_OTHER_SCRIPT = r"[^\W\d_a-zA-Z\u0370-\u03ff\u2100-\u214f]"
+_SCRIPTS = "или|и|和|或|与|及|と|または|এবং|ও|আর|অথবা|বা|และ|หรือ|మరియు|లేదా"
+_LATIN = r"(?<=\S )(?:und|oder|et|ou|na|au)(?= (?:[\w\\($]|\Z))|(?<=[\d}$] )[yo](?= (?:[\d$]|\Z))"  # else variables
+AND_OR = rf"(?:(?<![\\a-zA-Z])(?:or|and)(?![a-z])|{_LATIN}|(?<![^\x00-\x7f])(?:{_SCRIPTS})(?![^\x00-\x7f]))"
+"""Words that join answers: English; German, French, Swahili, Spanish; Russian to Telugu, if no letters touch them."""
+_COMMAS, _EQUALS = rf"{_TOKEN}{AND_OR}|[,;]", _TOKEN + "(?<![<>!:])="
+# Greek letters and characters such as \u211d are mathematical symbols
+_LETTER, _OTHER_SCRIPT = (rf"[^\W\d_{latin}\u0370-\u03ff\u2100-\u214f]" for latin in ("", "a-zA-Z"))
 _BRACKETS = {"\\{\\}", "{}", *(opens + closes for opens in "([" for closes in ")]")}
 _COMMA_GROUPS = re.compile(r"(?<![0-9.,(\[])[1-9][0-9]{0,2}(?:,[0-9]{3}){1,20}(?![0-9]|,[0-9])")
 _ONE_NUMBER = re.compile(r"-?\d{1,2}(?P<groups>(?:,\d{2})+,\d{3})|-?\d{1,20},(?:\d{2}|\d{4,20}|(?<=\b0,)\d{3})")
 
 
+_NOTE = r"[.:)]\s.{1,200}|\s\([^\W\d_]{3}[\w ,.'-]{0,200}\)"
+
+
 def _read(text: str) -> Answer:
-    if choice := re.fullmatch(r"(?s)(?i:option|choice|answer)?\s?\(?([A-J])\)?(?:[.:)]\s.{1,200})?", text):
-        return Answer("words", choice[1])
+    if choice := re.fullmatch(rf"(?s)(?:(?i:option|choice|answer)\s?\(?([A-Ja-j])|\(?([A-J]))\)?(?:{_NOTE})?", text):
+        return Answer("words", "".join(choice.groups("")).upper())
     if total := _sum_of_units(text):
         return total
-    pieces, closed = _split(text)
-    if closed == len(text) > 0:
+    if _split(text)[1] == len(text) > 0:
         width = 2 if text.startswith("\\{") else 1
         inside, brackets = text[width:-width], text[:width] + text[-width:]
         parts, _ = _split(inside)
@@ -212,7 +218,8 @@ _UNITS |= {"usd": _UNITS["dollar"], "cent": ("dollar", Fraction(1, 100)), "deg":
 _SHORT_UNIT = re.compile(r"[ghlmsACFHJKLNVW\xc5]|\xb5\w|[cdkmnu][mgls]|[kmu][AFHJLNVW]|ft|hr|in|lb|mi|oz|yd|Hz|Pa")
 """Others of one or two letters are products of variables: pint would read 2ab as attobarns."""
 _POWERS = rf"{_LETTER}{{1,20}}(?:\s?\^\s?\{{?\s?-?[1-4]\s?\}}?)?"
-_LAST_UNIT = re.compile(rf"(?:(?<=[\d)}}])|(?<=\\pi))(\s?)(%|{_POWERS}(?:\s?(?:/|\\cdot|\s)\s?{_POWERS}){{0,3}})\s?\Z")
+_UNIT = rf"%|{_POWERS}(?:\s?(?:/|\\cdot|\s)\s?{_POWERS}){{0,3}}"
+_LAST_UNIT = re.compile(rf"(?:(?<=[\d)}}])|(?<=\\pi))(\s?(?:([(\[])\s?)?)({_UNIT})\s?(?(2)[)\]]|)\s?\Z")
 _WORD = re.compile(rf"{_OTHER_SCRIPT}|(?<![\\a-zA-Z])(?<![nd_]{{){_LETTER}{{3}}|(?<![^ ])(?i:it|is|so|we|if) ")
 """A word, rather than variables side by side, `\\begin{pmatrix}`, or an index."""
 # a time such as 12:00 would be a division by zero
@@ -229,6 +236,9 @@ def _element(text: str) -> Answer:
     is_named = len(sides) > 1 and len(sides[0]) < 60 and not _NO_NAME.search(_ARGUMENTS.sub("", sides[0]))
     if is_named and not (side := _read(sides[-1])).has("words"):
         return Answer("expression", text, name="".join(sides[0].split()), parts=(side,))
+    if len(terms := _split(text, _TOKEN + ":")[0]) > 2 and len(sides) == 1:
+        return _several("ordered", [f"\\frac{{{term}}}{{{terms[0]}}}" for term in terms[1:]], f":{text}:")
+    text = text if len(sides) == 1 else re.sub(r"(\d{1,9}(?:\.\d{1,9})?)\s?%", r"\\frac{\1}{100}", text)  # 1/2 = 50%
     if currency := re.fullmatch(r"(?s)([-+]?)\s?([\uff04\u20ac\u00a3\u20b9\u00a5])\s?(\S.*)", text):
         text = currency[1] + currency[3] + ("" if currency[3][-1].isalpha() else f" {_CURRENCIES[currency[2]]}")
     value, unit = _cut_unit(text)
@@ -246,15 +256,15 @@ def _cut_unit(text: str) -> tuple[str, Unit | None]:
 
     A single letter is a unit only after a space (`5 m`), else a variable (`5m`).
     """
-    match = _LAST_UNIT.search(text)
-    if match and not re.search(r"\\(?:sin|cos|tan|cot|sec|csc)", text):
-        before, name = text[: match.start()].strip(), match[2]
+    if (match := _LAST_UNIT.search(text)) and not re.search(r"\\(?:sin|cos|tan|cot|sec|csc)", text):
+        before, name = text[: match.start()].strip(), match[3]
         unit = unit_of(re.sub(r"\s?\^\s?\{?\s?(-?\d)\s?\}?", r"**\1", name.replace("\\cdot", "*")))
-        if unit and (len(name) > 1 or name == "%" or match[1]):
+        is_apart = match[1] == " " or (" " in match[1] and rational(before) is not None)
+        if unit and (len(name) > 1 or name == "%" or is_apart):
             return before, unit
         is_thing = _WORD.search(name.removesuffix("s")) and unit is None and unit_of(name.split()[0]) is None
-        is_apart = match[1] or re.search(_OTHER_SCRIPT, name)
-        if is_thing and is_apart and (rational(before) is not None or "\\" in before or "^" in before):
+        is_thing = is_thing and bool(is_apart or re.search(_OTHER_SCRIPT, name))
+        if is_thing and (rational(before) is not None or "\\" in before or "^" in before):
             return before, (name.lower().removesuffix("s"), Fraction(0))
     return text, None
 
