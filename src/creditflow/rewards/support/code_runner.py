@@ -45,8 +45,11 @@ def main() -> None:
         exec(imports, vars(module))
         usual = set(vars(module))
         vars(module).update(NAMES)
-        # Annotations are not evaluated: they may name classes of the tests.
-        exec(compile(source, SOLUTION, "exec", annotations.compiler_flag, dont_inherit=True), vars(module))
+        try:
+            exec(compile(source, SOLUTION, "exec", dont_inherit=True), vars(module))
+        except NameError:
+            # An annotation may name a class of the tests: load it again, and evaluate none.
+            exec(compile(source, SOLUTION, "exec", annotations.compiler_flag, dont_inherit=True), vars(module))
     except BaseException as error:
         _tell(output, {"not_loaded": _described(error)})
     try:
