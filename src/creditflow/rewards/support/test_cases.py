@@ -434,15 +434,19 @@ def _seen(node: ast.expr) -> ast.expr:
     return node if is_plain else ast.Call(ast.Name("__seen__", ast.Load()), [node], [])
 
 
+def _in_json(key: object) -> str:
+    return json.dumps(key) if key is None or isinstance(key, bool) else str(key)
+
+
 def alike(value: Any, expected: Any) -> bool:
-    """Whether a value equals an expected one: lists equal tuples, and a text equals any key that is written so.
+    """Whether a value equals an expected one: lists equal tuples, and a text equals one key that JSON writes so.
 
     Decimals are compared within 1e-6 (relative) or 1e-9 (absolute).
     """
     if isinstance(expected, list | tuple) and isinstance(value, list | tuple):
         return len(value) == len(expected) and all(map(alike, value, expected))
-    if isinstance(expected, Mapping) and isinstance(value, dict):
-        named = {key if key in expected else str(key): item for key, item in value.items()}
+    if isinstance(expected, Mapping) and isinstance(value, dict) and len(value) == len(expected):
+        named = {key if key in expected else _in_json(key): item for key, item in value.items()}
         return named.keys() == expected.keys() and all(alike(named[key], expected[key]) for key in expected)
     if isinstance(value, float) or isinstance(expected, float):
         with suppress(TypeError, OverflowError):
