@@ -124,7 +124,7 @@ def check_in(line: str, name: str) -> Case | None:
         for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
             ast.literal_eval(argument)
         same = operator.eq if isinstance(compared.ops[0], ast.Eq) else operator.is_
-        return CaseCall({"call": ast.unparse(call)}, lambda value: same(value, expected), shown(expected))
+        return CaseCall({"call": ast.unparse(call)}, (expected,), same)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None
 

@@ -14,20 +14,19 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
 from creditflow._utils.sections import expected
 from creditflow.data import Score
 from creditflow.rewards.registry import answer, builtin
-from creditflow.rewards.support import code_runner
+from creditflow.rewards.support import code_runner, test_cases
 from creditflow.rewards.support.arguments import Above0, Whole, WholeAbove0, check_arguments
 from creditflow.rewards.support.fences import blocks_in, indentation
-from creditflow.rewards.support.test_cases import NOT_LOADED, Case, TestProgram, parsed, read_tests, whole_program
+from creditflow.rewards.support.test_cases import Case, InputOutput, TestProgram, parsed, read_tests, whole_program
 from creditflow.rewards.support.text import without_thoughts
 from creditflow.rewards.support.usual_names import usual_imports, usual_names
 from creditflow.sandbox import Result, Sandbox, open_sandbox
@@ -38,16 +37,16 @@ MAX_TEXT_CHARACTERS = 400_000
 """Number of characters read, counted from the end of a response."""
 SECONDS = 5.0
 """Default time limit of a test, if neither the entry nor `reward.sandbox` sets one."""
+OUTPUT_BYTES, MIN_OUTPUT, OUTPUT_RATIO = 16_000_000, 200_000, 10
+"""Default limit of a test's output. The sum of the second, and the third times the expected size, is wrong unread."""
 Indices = Annotated[Annotated[Sequence[Whole], Field(min_length=1)] | None, expected("a list of indices from 0")]
 _CANDIDATES = 20
 """Number of blocks that are tried as programs, from the last."""
 _ACTS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Call)
-_MARKS = 40
-_REASON_CHARACTERS = 300
+_MARKS, _REASON_CHARACTERS = 40, 300
 
 
-@dataclass(frozen=True, slots=True)
-class CaseVerdict:
+class CaseVerdict(NamedTuple):
     """Result of one test of a program."""
 
     passed: bool
@@ -60,8 +59,8 @@ class CaseVerdict:
 class CodeTests:
     """The share of tests that the code in the text passes, in a sandbox; the reason lists them and the first fault.
 
-    The code is the last complete program outside of thoughts (`code_in`). The truth holds the tests, as JSON text or
-    decoded (`creditflow.rewards.support.test_cases.read_tests`), in one of three forms:
+    The code is the last program outside of thoughts that defines the names in the tests (`code_in`). The truth holds
+    the tests, as JSON text or decoded (`creditflow.rewards.support.test_cases.read_tests`), in one of three forms:
     * `{"inputs": [...], "outputs": [...]}`, or a list of `{"input": ..., "output": ...}`: scripts that read and print,
       as in APPS, verl and LiveCodeBench. Output is compared line by line as text, except white space at the end of
       lines: numbers must be printed exactly as expected. With `fn_name`, `func_name` or `metadata.func_name`, the tests
@@ -106,10 +105,8 @@ class CodeTests:
         all_or_nothing: bool = False,
     ) -> None:
         check_arguments(CodeTests.__init__, locals())
-        self.only = None if only is None else tuple(only)
-        self.max_tests = max_tests
-        self.total_seconds = float(total_seconds)
-        self.all_or_nothing = bool(all_or_nothing)
+        self.only, self.max_tests = only and tuple(only), max_tests
+        self.total_seconds, self.all_or_nothing = float(total_seconds), bool(all_or_nothing)
         self.sandbox = sandbox_options(sandbox, seconds)
         open_box(self.sandbox)
 
@@ -159,6 +156,14 @@ def code_in(text: str) -> str:
         marked = [block for block in blocks if _PYTHON.fullmatch(block[0])]
         code = (marked or blocks or [("", text)])[-1][1]
     return code.replace(_MARK, "think>") if len(code) <= MAX_CODE_CHARACTERS else ""
+
+
+def expected_size(test: Case) -> int:
+    """Size of the output that passes a test, in bytes; approximate for the reports of a program."""
+    if isinstance(test, TestProgram):
+        return 80 * len(test.ask["test"])
+    output = test.output if isinstance(test, InputOutput) else json.dumps(code_runner.encoded(test.accepted[0]))
+    return len(output.encode(errors="replace"))
 
 
 _TAG_LINE = re.compile(r"(?m)^[ \t]*(?:</?\w{1,20}>|\[/?[A-Z]{1,20}\])[ \t]*$")
@@ -216,9 +221,9 @@ def _dedented(block: str) -> str:
 
 
 def sandbox_options(sandbox: Mapping[str, Any] | None, seconds: float | None = None) -> dict[str, Any]:
-    """Complete the options of `reward.sandbox`: back end `auto`, and `seconds` as the limit of each run."""
+    """Complete the options of `reward.sandbox`: back end `auto`, limits of output and of time (`seconds`)."""
     limits = dict.fromkeys(("wall_s", "cpu_s"), SECONDS if seconds is None else seconds)
-    options = {"backend": "auto", **(sandbox or {})}
+    options = {"backend": "auto", "output_bytes": OUTPUT_BYTES, **(sandbox or {})}
     return {**limits, **options} if seconds is None else {**options, **limits}
 
 
@@ -245,33 +250,38 @@ def run_tests(box: Sandbox, code: str, tests: Sequence[Case], *, total_seconds: 
 
     No other thread may use the box during the call. After `total_seconds` no further test is started; the remaining
     tests fail. Cost: one run per test, or per text of Python, and one without code per text and process; no run without
-    code, and one run if the code cannot be loaded. Raises ValueError for a program that tests nothing; SandboxError.
+    code, and one run if the code cannot be loaded. Raises ValueError for a program that tests nothing, and an
+    expected output above the box's `output_bytes`; SandboxError.
     """
     if not code.strip():
         return [CaseVerdict(False, "no code")] * len(tests)
-    for program in {test.stdin("") for test in tests if isinstance(test, TestProgram)}:
-        _expect_failure(box, program)  # type: ignore[arg-type]  # a protocol is not Hashable to mypy
+    if (size := max(map(expected_size, tests))) > (most := box.limits.output_bytes):
+        raise ValueError(f"ground_truth: an expected output of {size} bytes is more than output_bytes ({most})")
+    for of_text in {id(test.ask): test for test in tests if isinstance(test, TestProgram)}.values():
+        _expect_failure(box, of_text.stdin(""))  # type: ignore[arg-type]  # a protocol is not Hashable to mypy
     _write(box, code)
     verdicts: list[CaseVerdict] = []
-    runs: dict[tuple[str, bytes], tuple[Result, str]] = {}
+    runs: dict[int, tuple[Result, str]] = {}
     deadline = time.monotonic() + total_seconds
     for test in tests:
-        key = (test.program, test.stdin(""))
+        program = code_runner.SOLUTION if isinstance(test, InputOutput) else code_runner.PROGRAM
+        key = id(test if isinstance(test, InputOutput) else test.ask)
         if key not in runs:
             if time.monotonic() > deadline:
-                verdicts.append(CaseVerdict(False, f"not run: {total_seconds:g} s were over"))
-                continue
+                fault = f"not run: {total_seconds:g} s were over"
+                break
             nonce = secrets.token_hex(16)
-            runs[key] = box.run(["python", test.program], stdin=test.stdin(nonce)), nonce
+            runs[key] = box.run(["python", program], stdin=test.stdin(nonce)), nonce
         result, nonce = runs[key]
-        fault = test.fault(result.stdout, nonce)
+        is_long = len(result.stdout) > MIN_OUTPUT + OUTPUT_RATIO * expected_size(test)
+        fault = f"wrong answer: {len(result.stdout)} bytes" if is_long else test.fault(result.stdout, nonce)
         # A check of a program that reported its end has passed, whatever came later.
         if (ended := _ended_badly(result)) and (fault or not isinstance(test, TestProgram)):
             fault = ended
         verdicts.append(CaseVerdict(not fault, fault))
-        if fault.startswith(NOT_LOADED):
-            return [*verdicts, *verdicts[-1:] * (len(tests) - len(verdicts))]
-    return verdicts
+        if fault.startswith(test_cases.NOT_LOADED):
+            break
+    return verdicts + [CaseVerdict(False, fault)] * (len(tests) - len(verdicts))
 
 
 @lru_cache(maxsize=256)

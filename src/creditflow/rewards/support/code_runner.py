@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 STARTED = -1
 """The part that is reported before those of a program of tests."""
 SOLUTION, PROGRAM, USUAL = "solution.py", "in_box.py", "usual.py"
-MAX_CHARACTERS = 200_000
-"""Maximum length of an answer."""
 MAX_DEPTH = 50
 NAMES: dict[str, Any] = {}
 """The names that the tests see: those of the solution, and of what runs before it."""
@@ -306,11 +304,8 @@ def _described(error: BaseException) -> str:
 
 def _tell(output: int, answer: dict[str, Any]) -> NoReturn:
     """Write the answer and exit at once, without waiting for the solution's threads and exit handlers."""
-    text = json.dumps(answer)
-    if len(text) > MAX_CHARACTERS:
-        text = json.dumps({"raised": f"its value takes more than {MAX_CHARACTERS} characters"})
     with open(output, "w", encoding="ascii") as file:
-        file.write(text)
+        file.write(json.dumps(answer))
     os._exit(0)
 
 

@@ -14,12 +14,11 @@ import re
 import symtable
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby, zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
-from creditflow.rewards.support.code_runner import MAX_CHARACTERS, PROGRAM, SOLUTION, decoded, encoded
+from creditflow.rewards.support.code_runner import decoded, encoded
 from creditflow.rewards.support.usual_names import usual_imports, usual_names
 
 MAX_TEST_CHARACTERS = 1_000_000
@@ -28,13 +27,33 @@ REL_TOL, ABS_TOL = 1e-6, 1e-9
 _SHOWN = 60
 
 
-@dataclass(frozen=True, slots=True)
-class InputOutput:
+def _in_json(key: object) -> str:
+    return json.dumps(key) if key is None or isinstance(key, bool) else str(key)
+
+
+def alike(value: Any, expected: Any) -> bool:
+    """Whether a value equals an expected one: lists equal tuples, and a text equals one key that JSON writes so.
+
+    Decimals are compared within 1e-6 (relative) or 1e-9 (absolute).
+    """
+    if isinstance(expected, list | tuple) and isinstance(value, list | tuple):
+        return len(value) == len(expected) and all(map(alike, value, expected))
+    if isinstance(expected, Mapping) and isinstance(value, dict) and len(value) == len(expected):
+        named = {key if key in expected else _in_json(key): item for key, item in value.items()}
+        return named.keys() == expected.keys() and all(alike(named[key], expected[key]) for key in expected)
+    if isinstance(value, float) or isinstance(expected, float):
+        with suppress(TypeError, OverflowError):
+            are_nan = value != value and expected != expected  # noqa: PLR0124
+            if are_nan or math.isclose(value, expected, rel_tol=REL_TOL, abs_tol=ABS_TOL):
+                return True
+    return bool(value == expected)
+
+
+class InputOutput(NamedTuple):
     """A script that must print `output` when given `input`."""
 
     input: str
     output: str
-    program: str = SOLUTION
 
     def stdin(self, nonce: str) -> bytes:
         """Standard input of the program."""
@@ -49,15 +68,14 @@ class InputOutput:
         return ""
 
 
-@dataclass(frozen=True, slots=True)
-class CaseCall:
+class CaseCall(NamedTuple):
     """A call of the solution; its value is checked outside of the box."""
 
     ask: Mapping[str, Any]
     """`fn` and `args`; or `call`, the Python source of the call."""
-    holds: Callable[[Any], bool]
-    expected: str
-    program: str = PROGRAM
+    accepted: Sequence[Any]
+    """The expected value, and others that pass as well."""
+    same: Callable[[Any, Any], bool] = alike
 
     def stdin(self, nonce: str) -> bytes:
         """The question to the calling program."""
@@ -65,29 +83,26 @@ class CaseCall:
 
     def fault(self, stdout: bytes, nonce: str) -> str:
         """The fault, if the value cannot be read or fails the check."""
+        answer = _answers(stdout)[-1]
+        if "value" not in answer:
+            return _no_answer(answer)
         try:
-            answer = _answers(stdout)[-1]
-            if "value" not in answer:
-                return _no_answer(answer)
             value = decoded(answer["value"])
         except (ValueError, TypeError, ArithmeticError, RecursionError):
-            return "its answer cannot be read"
+            return UNREAD
         with suppress(TypeError, ArithmeticError, RecursionError):
-            if self.holds(value):
+            if any(self.same(value, expected) for expected in self.accepted):
                 return ""
-        return f"wrong answer: expected {self.expected}, got {shown(value)}"
+        return f"wrong answer: expected {shown(self.accepted[0])}, got {shown(value)}"
 
 
-@dataclass(frozen=True, slots=True)
-class TestProgram:
+class TestProgram(NamedTuple):
     """A test of a program that runs inside the box, beside the solution; each report is proved by the nonce."""
 
-    __test__ = False  # no test of pytest's
     ask: Mapping[str, Any]
     """The program, for the runner; see `read_program`."""
     reports: Sequence[int]
     """Indices of the parts that must be reported to have passed; the number of parts stands for the program's end."""
-    program: str = PROGRAM
 
     def stdin(self, nonce: str) -> bytes:
         """The program, with the nonce that proves its reports."""
@@ -95,10 +110,7 @@ class TestProgram:
 
     def fault(self, stdout: bytes, nonce: str) -> str:
         """The fault of the first part that failed, or that was never reported."""
-        try:
-            answers = _answers(stdout)
-        except (ValueError, TypeError, RecursionError):
-            return "its answer cannot be read"
+        answers = _answers(stdout)
         faults = {str(answer.get("part")): answer.get("fault") for answer in answers if answer.get("nonce") == nonce}
         for part in map(str, self.reports):
             if part not in faults:
@@ -109,13 +121,12 @@ class TestProgram:
 
 
 Case = InputOutput | CaseCall | TestProgram
-"""A test of a program: the file to run (the solution, or the program that calls it), its input, and a check of its
-output, which returns the fault or an empty text.
+"""A test of a program: its input, and a check of its output, which returns the fault or an empty text.
 """
 
 
-NOT_LOADED = "cannot be loaded"
-"""The beginning of the fault of a solution that reports so itself: no test can pass."""
+UNREAD, NOT_LOADED = "its answer cannot be read", "cannot be loaded"
+"""The second begins the fault of a solution that reports so itself: no test can pass."""
 
 
 def shown(value: object) -> str:
@@ -131,21 +142,20 @@ def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().replace("\r\n", "\n").split("\n")]
 
 
+@lru_cache(maxsize=1)
 def _answers(stdout: bytes) -> list[dict[str, Any]]:
     """Parse the output of the calling program. It is hostile input: the solution can write it too."""
-    if len(stdout) > MAX_CHARACTERS:
-        raise ValueError("the answer is too long")
-    answers = [json.loads(line) for line in stdout.splitlines() or [b"{}"]]
-    if not all(isinstance(answer, dict) for answer in answers):
-        raise TypeError("an answer is an object")
-    return answers
+    with suppress(ValueError, RecursionError):
+        answers = [json.loads(line) for line in stdout.splitlines()]
+        if all(isinstance(answer, dict) for answer in answers):
+            return answers or [{}]
+    return [{"unread": ""}]
 
 
 def _no_answer(answer: Mapping[str, Any]) -> str:
-    for kind, what in (("not_loaded", NOT_LOADED), ("raised", "raised")):
-        if kind in answer:
-            return f"{what}: {str(answer[kind])[:100]}"
-    return "ended before it answered"
+    kinds = (("not_loaded", f"{NOT_LOADED}: "), ("raised", "raised: "), ("unread", UNREAD))
+    faults = (f"{what}{str(answer[kind])[:100]}" for kind, what in kinds if kind in answer)
+    return next(faults, "ended before it answered")
 
 
 # Reading
@@ -243,14 +253,10 @@ def _of_fn(name: str, arguments: Any, expected: Any) -> Case:
         expected = json.loads(expected) if isinstance(expected, str) else expected
     if not isinstance(arguments, list):
         raise ValueError(f"expected the arguments of {name} as a list, or as lines of JSON, got {shown(arguments)}")
-    wrapped = isinstance(expected, list) and len(expected) == 1
-
-    def holds(value: Any) -> bool:
-        # APPS and SYNTHETIC-1 wrap most values in a list of one.
-        return alike(value, expected) or (wrapped and alike(value, expected[0]))
-
     expected = decoded(_plain(expected))
-    return CaseCall({"fn": name, "args": _plain(arguments)}, holds, shown(expected))
+    # APPS and SYNTHETIC-1 wrap most values in a list of one.
+    accepted = (expected, *expected) if isinstance(expected, list) and len(expected) == 1 else (expected,)
+    return CaseCall({"fn": name, "args": _plain(arguments)}, accepted)
 
 
 def _plain(value: Any) -> Any:
@@ -267,9 +273,8 @@ def _of_one(test: Any) -> Case:
     if isinstance(test, Mapping) and {"input", "output"} <= test.keys():
         return _of_pair(test, test["input"], test["output"])
     if isinstance(test, Mapping) and {"call", "expect"} <= test.keys():
-        expected = decoded(_plain(test["expect"]))
         ask = {"call": str(test["call"]), **_names(*parsed(str(test["call"])))}
-        return CaseCall(ask, lambda value: alike(value, expected), shown(expected))
+        return CaseCall(ask, (decoded(_plain(test["expect"])),))
     raise ValueError(f"expected input and output, call and expect, or Python code, got {shown(test)}")
 
 
@@ -285,18 +290,16 @@ def read_program(text: str, before: str = "") -> tuple[TestProgram, ...]:
     one test, too; it also passes by exiting with 0. `before` runs before the solution, which may use its names.
     Raises ValueError if the text is no Python.
     """
-    if not text.strip():
-        raise ValueError("expected tests of a program, got an empty text")
-    if len(text) > MAX_TEST_CHARACTERS:
-        raise ValueError(f"expected a test of at most {MAX_TEST_CHARACTERS} characters, got {len(text)}")
+    if not 0 < len(text.strip()) <= MAX_TEST_CHARACTERS:
+        raise ValueError(f"expected a test of one to at most {MAX_TEST_CHARACTERS} characters, got {len(text)}")
     # The tests see the names that they use; others may be hooks of a test framework.
     tree, outside = parsed(re.sub(r"(?m)^from solution import \*", "pass", text))
     names = _names(tree, outside, before)
     if any(isinstance(node, ast.Assert) and isinstance(node.test, ast.Tuple) for node in ast.walk(tree)):
         raise ValueError(f"expected assertions that can fail, got one of a tuple in {shown(text)}")
     runs_all = {"unittest.main", "pytest.main", *re.findall(r"from (?:unittest|pytest) import .*\b(main)\b", text)}
-    tree.body = [node for node in tree.body if isinstance(node, _DEFINITIONS) or not _calls(node) & runs_all]
-    called = {name for node in tree.body if not isinstance(node, _DEFINITIONS) for name in _calls(node)}
+    tree.body = [node for node in tree.body if isinstance(node, DEFINITIONS) or not _calls(node) & runs_all]
+    called = {name for node in tree.body if not isinstance(node, DEFINITIONS) for name in _calls(node)}
     runs = [run for node in tree.body if (run := _run_of(node, called)) is not None]
     nodes, whole = list(ast.walk(tree)), ast.withitem(ast.Name("__whole__", ast.Load()))
     for node in nodes:
@@ -348,7 +351,7 @@ def whole_program(ask: Mapping[str, Any]) -> TestProgram:
     return TestProgram(ask, (*[i for i, (_, is_test) in enumerate(ask["test"]) if is_test], len(ask["test"])))
 
 
-_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _IMPORTS = (ast.Import, ast.ImportFrom)
 _OURS = ("solution", "__main__", "__future__")
 _TEST = re.compile(r"(?:@(?!.*(?:xfail|expectedFailure)).*\n)*(?:async )?def test|with .*subTest")
@@ -403,7 +406,7 @@ def _run_of(node: ast.stmt, called: set[str]) -> str | None:
     """The assertion that runs a test function or a case; an empty text for a test of pytest's; None for no test."""
     if isinstance(node, ast.ClassDef) and any(ast.unparse(base).endswith("TestCase") for base in node.bases):
         return f"import unittest\nassert __passes__({node.name})"
-    if not isinstance(node, _DEFINITIONS) or not node.name.startswith(("test", "Test")) or node.name in called:
+    if not isinstance(node, DEFINITIONS) or not node.name.startswith(("test", "Test")) or node.name in called:
         return None
     if isinstance(node, ast.ClassDef) or node.args.args or node.decorator_list:
         return ""
@@ -432,25 +435,3 @@ class _Seen(ast.NodeTransformer):
 def _seen(node: ast.expr) -> ast.expr:
     is_plain = isinstance(node, ast.Constant) or (isinstance(node, ast.Call) and ast.unparse(node.func) == "__seen__")
     return node if is_plain else ast.Call(ast.Name("__seen__", ast.Load()), [node], [])
-
-
-def _in_json(key: object) -> str:
-    return json.dumps(key) if key is None or isinstance(key, bool) else str(key)
-
-
-def alike(value: Any, expected: Any) -> bool:
-    """Whether a value equals an expected one: lists equal tuples, and a text equals one key that JSON writes so.
-
-    Decimals are compared within 1e-6 (relative) or 1e-9 (absolute).
-    """
-    if isinstance(expected, list | tuple) and isinstance(value, list | tuple):
-        return len(value) == len(expected) and all(map(alike, value, expected))
-    if isinstance(expected, Mapping) and isinstance(value, dict) and len(value) == len(expected):
-        named = {key if key in expected else _in_json(key): item for key, item in value.items()}
-        return named.keys() == expected.keys() and all(alike(named[key], expected[key]) for key in expected)
-    if isinstance(value, float) or isinstance(expected, float):
-        with suppress(TypeError, OverflowError):
-            are_nan = value != value and expected != expected  # noqa: PLR0124
-            if are_nan or math.isclose(value, expected, rel_tol=REL_TOL, abs_tol=ABS_TOL):
-                return True
-    return bool(value == expected)
