@@ -44,6 +44,7 @@ def score(text: str, truth: object, **args: object) -> tuple[float, str]:
 
 DOCTEST = f'def f(x):\n    """A.\n\n    {FENCE}python\n    f(2)\n    {FENCE}\n    """\n    return 1'
 TAGS = "def f(x): return x.split('</think>')[-1], '<think>'"
+NEXT = f"\n{FENCE}\n{FENCE}python\n"
 LISTED = f"1. The code:\n   {FENCE}python\n   def f(x):\n       return x * x\n   {FENCE}\n2. That is all."
 
 
@@ -108,6 +109,21 @@ def test_code_is_the_last_complete_program(text, code):
     assert code_in(text) == code
 
 
+@pytest.mark.parametrize(
+    ("pieces", "kept"),
+    [
+        *(((SQUARE, example), (0,)) for example in (
+            "from solution import f\nprint(f(2))", "import f\nprint(f.f(2))", "from __main__ import f\nprint(f(2))",
+            "import pytest\ndef test_a():\n    assert f(2) == 4", "import doctest\ndoctest.testmod()",
+            "from setuptools import setup\nsetup(name='f')", "def f(x: int) -> int:\n    ...")),
+        ((SQUARE, "f = lambda x: x * x"), (1,)), ((SQUARE, "def h(x): return f(x)"), (0, 1)),
+        (("def g(x): return x", "def h(x): return g(x)", "def f(x): return h(x)", "print(f(2))"), (0, 1, 2)),
+    ],
+)  # fmt: skip
+def test_code_defines_names_of_the_tests(pieces, kept):
+    assert code_in("".join(map(block, pieces)), {"f", "h"}) == "\n\n".join(pieces[i] for i in kept)
+
+
 @pytest.mark.parametrize("piece", ["`", "```", "```\n", "```python\n", "`" * 17 + "\n", " ```py x\n", "\n"])
 def test_hostile_text_is_cut_in_linear_time(piece):
     start = time.process_time()
@@ -164,6 +180,18 @@ def test_hostile_text_is_cut_in_linear_time(piece):
             "assert 2.5 in Real()", {"call": "f(2)", "expect": 2}], "passed 1/2 [1 0]"),
         ("def f(x): return g(x)", {"prompt": "import math\ndef g(x): return x + math.e\n\ndef f(x):\n",
                                    "test": "def check(h): assert g(-math.e) == 0 and h(0) > 2", "entry_point": "f"},
+         "passed 1/1 [1]"),
+        ("def typed(f):\n    def g(x):\n        if not isinstance(x, f.__annotations__['x']): raise TypeError\n"
+         "        return f(x)\n    return g\n@typed\ndef f(x: int) -> int: return x * x", TESTS, "passed 3/3 [1 1 1]"),
+        ("def f(x: int) -> str:\n    return str(x)", ["assert f.__annotations__ == {'x': int, 'return': str}"],
+         "passed 1/1 [1]"),
+        ("print('x' * 1_500_000)", {"inputs": [""], "outputs": ["x" * 1_500_000]}, "passed 1/1 [1]"),
+        ("print('x' * 1_500_000)", {"inputs": [""], "outputs": ["x"]}, "passed 0/1 [0]; test 0: wrong answer: 1500001"),
+        ("def f(n): return list(range(n))", [{"call": "f(50000)", "expect": list(range(50_000))}], "passed 1/1 [1]"),
+        (SQUARE, "".join(f"assert f({i}) == {i * i}  \n" for i in range(500)), "passed 500/500 [1 1"),
+        (f"n = int(input())\nm = n * n\nprint(m){NEXT}n = int(input()){NEXT}m = n * n{NEXT}print(m)",
+         [{"input": "3", "output": "9"}], "passed 1/1 [1]"),
+        (f"{SQUARE}{NEXT}print(f(int(input()))){NEXT}print(f(2))  # no input()", [{"input": "3", "output": "9"}],
          "passed 1/1 [1]"),
         ("", TESTS, "passed 0/3 [0 0 0]; test 0: no code"),
     ],
@@ -484,6 +512,11 @@ def test_sandbox_fault_is_a_failed_score(monkeypatch):
     assert "500" in trajectory.outcome.reason
 
 
+def test_truth_beyond_the_output_limit_is_refused(bubblewrap):
+    with pytest.raises(ValueError, match=r"101 bytes is more than output_bytes \(100\)"):
+        score("print(1)", {"inputs": [""], "outputs": ["x" * 101]}, sandbox={"output_bytes": 100})
+
+
 def test_truth_without_tests_is_a_failed_score(bubblewrap):
     trajectory = a_trajectory(block(SQUARE), "72")
     trajectories.score([load("code_tests")], [trajectory])
@@ -516,14 +549,10 @@ def test_usual_names_work_without_an_import(bubblewrap, name):
     assert score(block(code), {"fn_name": "f", "inputs": [[[1]]], "outputs": [value]}) == (1.0, "passed 1/1 [1]")
 
 
-@pytest.mark.parametrize(
-    "truth",
-    [
-        {"fn_name": "gcd", "inputs": [[4, 6]], "outputs": [2]},
-        [{"call": "gcd(4, 6)", "expect": 2}],
-        ["assert gcd(4, 6) == 2"],
-    ],
-)
+GCD = [{"fn_name": "gcd", "inputs": [[4, 6]], "outputs": [2]}, [{"call": "gcd(4, 6)", "expect": 2}]]
+
+
+@pytest.mark.parametrize("truth", [*GCD, ["assert gcd(4, 6) == 2"]])
 def test_usual_names_are_not_a_solution(bubblewrap, truth):
     value, reason = score(block("print(gcd)"), truth)
     assert value == 0.0
@@ -547,7 +576,13 @@ def a_trajectory(text: str, truth: object) -> Trajectory:
 def test_code_tests_scores_steps_and_outcomes(bubblewrap, level):
     function = load("code_tests", level=level, shared={"sandbox": {"memory_mb": 300}})
     assert function.name == "code_tests"
-    assert function.instance.sandbox == {"backend": "auto", "memory_mb": 300, "wall_s": 5.0, "cpu_s": 5.0}
+    assert function.instance.sandbox == {
+        "backend": "auto",
+        "memory_mb": 300,
+        "wall_s": 5.0,
+        "cpu_s": 5.0,
+        "output_bytes": 16_000_000,
+    }
     trajectory = a_trajectory(block("def f(x):\n    return x + x"), TESTS)
     trajectories.score([function], [trajectory])
     scored = trajectory.outcome if level == "outcome" else trajectory.steps[0].scores["code_tests"]

@@ -60,7 +60,7 @@ async def solve(task: Task, team: Team) -> str:
     )
     listed = "\n".join(check_lines(tests.text)) or "none"
     for _ in range(MAX_REWRITES):
-        program = code_in(code.text)[:CODE_CHARACTERS]
+        program = code_in(code.text, {name_of(task)})[:CODE_CHARACTERS]
         verdict: Reply = await team.reviewer(
             f"{task.text}\n\nThe code:\n{program}\n\nThe tests:\n{listed}\n\n"
             f"First name the input that is most likely to break it, with its right result: assert {name_of(task)}(...) "
@@ -187,7 +187,7 @@ def review_right(step: Step, trajectory: Trajectory, sandbox: Mapping[str, Any] 
     if not judged:
         raise ValueError("expected a coder's step before the reviewer's, found none")
     box, task = _box(sandbox), trajectory.task
-    code = code_in(judged[-1].response)
+    code = code_in(judged[-1].response, {name_of(task)})
     is_right = _passes(box, code, read_tests(task.ground_truth))
     verdict = said(step.response)
     value = 0.6 * (verdict == ("accept" if is_right else "reject"))

@@ -12,7 +12,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -42,7 +42,6 @@ OUTPUT_BYTES, MIN_OUTPUT, OUTPUT_RATIO = 16_000_000, 200_000, 10
 Indices = Annotated[Annotated[Sequence[Whole], Field(min_length=1)] | None, expected("a list of indices from 0")]
 _CANDIDATES = 20
 """Number of blocks that are tried as programs, from the last."""
-_ACTS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Call)
 _MARKS, _REASON_CHARACTERS = 40, 300
 
 
@@ -115,7 +114,8 @@ class CodeTests:
         if self.only is not None and max(self.only) >= len(tests):
             raise ValueError(f"expected a test of index {max(self.only)}, the task has {len(tests)} tests")
         tests = tuple(tests[i] for i in self.only or range(len(tests)))[: self.max_tests]
-        verdicts = run_tests(box, code_in(text), tests, total_seconds=self.total_seconds)
+        code = code_in(text, set().union(*map(asked_names, tests)))
+        verdicts = run_tests(box, code, tests, total_seconds=self.total_seconds)
         share = sum(verdict.passed for verdict in verdicts) / len(verdicts)
         return Score(float(share == 1) if self.all_or_nothing else share, reason=summary(verdicts))
 
@@ -136,13 +136,16 @@ _PYTHON = re.compile(r"[{.]*(?:i?python|py)[0-9.]*(?:[^a-z0-9].*)?|\S{1,80}\.py"
 """Words after a fence: `python`, `py3`, `{.python}`, `python:main.py`, `main.py`."""
 
 
-def code_in(text: str) -> str:
-    """The code in a response: its last complete program outside of thoughts.
+def code_in(text: str, names: Set[str] = frozenset()) -> str:
+    """The code in a response: its last complete program outside of thoughts that defines some of the names.
 
     Candidates are blocks (`blocks_in`) in Python or without a language, and the text before the first fence, between
     lines of one tag. A program is complete if it is valid Python, does something, and uses no name that nothing
-    defines: an example of a call, or of output, is none. A block with functions that use those of earlier blocks is
-    joined to them. Without a program, the last ```python block, else the last fenced block, else all of the text.
+    defines. An import defines nothing that a test may ask for. If a block lacks names that earlier blocks define, it is
+    joined to them. `names`: those that the tests ask for (`asked_names`). If no candidate defines one of them, all
+    candidates count, but a block without functions is joined to nothing: it is an example of a call, or of output.
+    Without a program, the last candidate that defines a name, else the last ```python block, else the last fenced
+    block, else all of the text.
 
     The code is dedented. Returns an empty text for code of more than MAX_CODE_CHARACTERS.
     """
@@ -151,11 +154,17 @@ def code_in(text: str) -> str:
     blocks = [(block.language, _dedented(block.text)) for block in rest if block.language is not None]
     likely = _TAG_LINE.split(_dedented(before.text))
     likely += [code for language, code in blocks if not language or _PYTHON.fullmatch(language)]
-    code = _last_program([code for code in likely[-_CANDIDATES:] if _parsed(code)[0].body])
-    if code is None:
-        marked = [block for block in blocks if _PYTHON.fullmatch(block[0])]
-        code = (marked or blocks or [("", text)])[-1][1]
+    marked = [block for block in blocks if _PYTHON.fullmatch(block[0])] or blocks or [("", text)]
+    valid = [code for code in likely[-_CANDIDATES:] if _parsed(code)[0].body]
+    code = _last_program(valid, names) or marked[-1][1]
     return code.replace(_MARK, "think>") if len(code) <= MAX_CODE_CHARACTERS else ""
+
+
+def asked_names(test: Case) -> Set[str]:
+    """The names that a test asks the code to define; for a script with input, a mark of code that reads and prints."""
+    if isinstance(test, InputOutput):
+        return {_SCRIPT.pattern} if test.input.strip() else set()
+    return {test.ask["fn"]} if "fn" in test.ask else set(test.ask["outside"] or test.ask.get("names", ()))
 
 
 def expected_size(test: Case) -> int:
@@ -179,30 +188,40 @@ def _marked(text: str) -> str:
     return text
 
 
-def _last_program(codes: Sequence[str]) -> str | None:
-    """The last of some valid codes that is complete, or becomes so with the earlier ones."""
-    for i in range(len(codes))[::-1]:
-        before = "\n\n".join(codes[:i])
-        if is_complete(codes[i], before):
-            return codes[i]
-        if _DEFINES.search(codes[i]) and is_complete(joined := f"{before}\n\n{codes[i]}"):
-            return joined
-    return None
+def _last_program(codes: Sequence[str], names: Set[str]) -> str | None:
+    """The last of some valid codes that defines a name and is complete, or becomes so with the earlier ones."""
+    defined = list(map(_defined, codes))
+    asked, programs = names & set().union(*defined), list[str]()
+    for i, code in enumerate(codes):
+        joined = "\n\n".join(codes[: i + 1])
+        tree, left = _parsed(joined)
+        lacks = tree.body and (not _parsed(code)[1] <= left or asked - defined[i])
+        if asked & defined[i] if asked else re.search(r"(?m)^(?:async )?(?:def|class) ", code) or not lacks:
+            programs.append(joined if lacks else code)
+    return next(filter(is_complete, reversed(programs)), programs[-1] if asked else None)
 
 
-_DEFINES = re.compile(r"(?m)^(?:async )?(?:def|class) (\w+)")
+_SCRIPT = re.compile(r"(?s)(?=.*(?:(?<![.\w])input\(|\bstdin\b(?! *=)|\bopen\(0\b)).*\b(?:print|stdout)\b")
+"""Code that reads and prints."""
+_OUTLINE = r".*(?:: *|\n[ \t]+)(?:\.\.\.|pass|raise NotImplementedError.*)[ \t]*$"
+_NAMES = re.compile(rf"(?m)^(?:[ \t]*(?:async )?(?:def|class) (?!{_OUTLINE})|(?=\w+ *(?::.*)?= ?[^=]))(\w+)")
+"""Names that code defines, except outlines: functions and classes without a body."""
 
 
-def is_complete(code: str, before: str = "") -> bool:
-    """Whether the code is valid Python that does something and defines or imports every name that it uses.
+def _defined(code: str) -> set[str]:
+    """The functions, classes and other names that a code defines, and _SCRIPT's pattern if it reads and prints."""
+    plain = re.sub("#.*", "", code)
+    return {*_NAMES.findall(plain), *([_SCRIPT.pattern] if _SCRIPT.match(plain) else [])}
 
-    Usual names need no import, unless the code `before` defines a function of that name.
-    """
+
+def is_complete(code: str) -> bool:
+    """Whether the code is valid Python that does something and defines or imports every name but the usual ones."""
     tree, names = _parsed(code)
-    acts = any(isinstance(node, _ACTS) for node in ast.walk(tree))
-    return acts and ("import *" in code or names <= usual_names().keys() - _DEFINES.findall(before))
+    acts = any(isinstance(node, (*test_cases.DEFINITIONS, ast.Call, ast.Lambda)) for node in ast.walk(tree))
+    return acts and ("import *" in code or names <= usual_names().keys())
 
 
+@lru_cache(maxsize=64)
 def _parsed(code: str) -> tuple[ast.Module, set[str]]:
     """The tree of the code and the names that it does not define; an empty tree if it is no Python, or too long."""
     with suppress(ValueError):
