@@ -179,7 +179,7 @@ def test_file_of_a_later_version_is_set_aside(tmp_path: Path) -> None:
     index = indexed(ledger)
     assert set(index.taken) == {1, 3}
     assert set(index.damaged) == {2}
-    with pytest.raises(DataError, match=r"000002.parquet: a file of version 99, .* update creditflow"):
+    with pytest.raises(DataError, match=r"000002.parquet: this is a file of version 99, .* update creditflow"):
         connect(ledger)
 
 
