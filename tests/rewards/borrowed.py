@@ -1,6 +1,7 @@
 """Reward functions with the signatures of verl, TRL and verifiers, as their users write them."""
 
 import asyncio
+import functools
 import re
 
 from creditflow.data import Score
@@ -112,3 +113,11 @@ def without_score(data_source, solution_str, ground_truth, extra_info):
 
 def values_and_notes(trajectory):
     return [[0.25, 0.75] if step.index % 2 else Score(0.5, reason="ü") for step in trajectory.steps]
+
+
+def tag_reward(completions, tags, **kwargs):
+    """Share of the tags, which a partial binds."""
+    return [sum(tag in completion[0]["content"] for tag in tags) / len(tags) for completion in completions]
+
+
+bound_tag_reward = functools.update_wrapper(functools.partial(tag_reward, tags=("7", "<think>")), tag_reward)

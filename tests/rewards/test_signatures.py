@@ -217,6 +217,10 @@ def test_trl_function_scores_outcome_and_steps():
     assert report.metrics()["reward/accuracy_reward/extra/characters"] == 2.0
 
 
+def test_partial_of_a_trl_function_binds_columns():
+    assert outcome_of({"fn": "bound_tag_reward"}, answer="72").value == 0.5
+
+
 def test_trl_arguments_hold_prompt_tokens_and_step():
     trajectory = trajectory_of()
     trajectory.steps[1].policy_version = 3

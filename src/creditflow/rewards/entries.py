@@ -411,6 +411,8 @@ def _find(fn: str, base: Path, key: str) -> Callable[..., Any]:
     function = load_object(fn, base, f"{key}.fn")
     if not callable(function):
         raise RewardError(f"{key}.fn: expected a function, {fn} is a {type(function).__name__}")
+    if isinstance(function, functools.partial):
+        vars(function).pop("__wrapped__", None)  # of update_wrapper; it hides bound arguments from `signature`
     return cast(Callable[..., Any], function)
 
 
@@ -481,9 +483,7 @@ def _pattern(pattern: str | None, agents: Sequence[str], key: str) -> re.Pattern
 
 def _place(fn: str, function: Callable[..., Any]) -> str:
     """The function's module and its name there; the module of a file is named after the file's path."""
-    if ":" not in fn:
-        return fn
-    return f"{getattr(function, '__module__', '')} {fn}"
+    return f"{getattr(function, '__module__', '')} {fn}" if ":" in fn else fn
 
 
 def _version(function: Callable[..., Any], args: Mapping[str, Any]) -> str:
