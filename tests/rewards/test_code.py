@@ -118,6 +118,8 @@ def test_code_is_the_last_complete_program(text, code):
             "from setuptools import setup\nsetup(name='f')", "def f(x: int) -> int:\n    ...")),
         ((SQUARE, "f = lambda x: x * x"), (1,)), ((SQUARE, "def h(x): return f(x)"), (0, 1)),
         (("def g(x): return x", "def h(x): return g(x)", "def f(x): return h(x)", "print(f(2))"), (0, 1, 2)),
+        ((SQUARE, "f, g = (lambda x: x * x), None"), (1,)), ((SQUARE, "if 1:\n    f = lambda x: x * x"), (1,)),
+        ((SQUARE, "def f(x): return g(x)", "def g(x): return x * x", "assert g(1) == 1"), (2, 1)),
     ],
 )  # fmt: skip
 def test_code_defines_names_of_the_tests(pieces, kept):
@@ -193,6 +195,13 @@ def test_hostile_text_is_cut_in_linear_time(piece):
          [{"input": "3", "output": "9"}], "passed 1/1 [1]"),
         (f"{SQUARE}{NEXT}print(f(int(input()))){NEXT}print(f(2))  # no input()", [{"input": "3", "output": "9"}],
          "passed 1/1 [1]"),
+        (f"def g(x): return x * x{NEXT}from __future__ import annotations\ndef f(x): return g(x)", TESTS,
+         "passed 3/3 [1 1 1]"),
+        *((f"{code}{NEXT}import random\nprint(random.random())", [{"input": "3\n", "output": "9"}], "passed 1/1 [1]")
+          for code in ("import fileinput\nprint(int(next(fileinput.input())) ** 2)",
+                       "import os\nos.write(1, str(int(os.read(0, 99)) ** 2).encode())",
+                       "import sys\nsys.__stdout__.write(str(int(sys.__stdin__.read()) ** 2))",
+                       f"def main():\n    print(f(int(input())))\nmain(){NEXT}{SQUARE}")),
         ("", TESTS, "passed 0/3 [0 0 0]; test 0: no code"),
     ],
 )  # fmt: skip

@@ -10,6 +10,7 @@ import json
 import math
 import re
 import secrets
+import symtable
 import threading
 import time
 from collections.abc import Mapping, Sequence, Set
@@ -122,9 +123,8 @@ class CodeTests:
 
 def summary(verdicts: Sequence[CaseVerdict]) -> str:
     """Format the passed tests and the first fault: `passed 3/5 [1 1 0 1 0]; test 2: reason`."""
-    marks = " ".join(str(int(verdict.passed)) for verdict in verdicts[:_MARKS])
-    more = " ..." if len(verdicts) > _MARKS else ""
-    passed = f"passed {sum(verdict.passed for verdict in verdicts)}/{len(verdicts)} [{marks}{more}]"
+    marks = [str(int(verdict.passed)) for verdict in verdicts[:_MARKS]] + ["..."] * (len(verdicts) > _MARKS)
+    passed = f"passed {sum(verdict.passed for verdict in verdicts)}/{len(verdicts)} [{' '.join(marks)}]"
     fault = next((f"; test {i}: {verdict.reason}" for i, verdict in enumerate(verdicts) if not verdict.passed), "")
     # The fault may quote the program's output: a lone surrogate in it could not be written to a file.
     return "".join(letter if letter.isprintable() else " " for letter in (passed + fault)[:_REASON_CHARACTERS])
@@ -142,10 +142,10 @@ def code_in(text: str, names: Set[str] = frozenset()) -> str:
     Candidates are blocks (`blocks_in`) in Python or without a language, and the text before the first fence, between
     lines of one tag. A program is complete if it is valid Python, does something, and uses no name that nothing
     defines. An import defines nothing that a test may ask for. If a block lacks names that earlier blocks define, it is
-    joined to them. `names`: those that the tests ask for (`asked_names`). If no candidate defines one of them, all
-    candidates count, but a block without functions is joined to nothing: it is an example of a call, or of output.
-    Without a program, the last candidate that defines a name, else the last ```python block, else the last fenced
-    block, else all of the text.
+    joined to them, and to later blocks that define the other names. `names`: those that the tests ask for
+    (`asked_names`). If no candidate defines one of them, all candidates count, but a block without functions is joined
+    to nothing: it is an example of a call, or of output. Without a program, the last candidate that defines a name,
+    else the last ```python block, else the last fenced block, else all of the text.
 
     The code is dedented. Returns an empty text for code of more than MAX_CODE_CHARACTERS.
     """
@@ -189,29 +189,38 @@ def _marked(text: str) -> str:
 
 
 def _last_program(codes: Sequence[str], names: Set[str]) -> str | None:
-    """The last of some valid codes that defines a name and is complete, or becomes so with the earlier ones."""
+    """The last of some valid codes that defines a name and is complete, or becomes so with the other ones."""
     defined = list(map(_defined, codes))
     asked, programs = names & set().union(*defined), list[str]()
     for i, code in enumerate(codes):
-        joined = "\n\n".join(codes[: i + 1])
-        tree, left = _parsed(joined)
+        tree, left = _parsed(_joined(codes[: i + 1]))
         lacks = tree.body and (not _parsed(code)[1] <= left or asked - defined[i])
         if asked & defined[i] if asked else re.search(r"(?m)^(?:async )?(?:def|class) ", code) or not lacks:
-            programs.append(joined if lacks else code)
+            helpers = [codes[j] for j in range(i + 1, len(codes)) if defined[j] & left & _parsed(code)[1]]
+            programs.append(_joined([*(codes[:i] if lacks else ()), *helpers, code]))
     return next(filter(is_complete, reversed(programs)), programs[-1] if asked else None)
 
 
-_SCRIPT = re.compile(r"(?s)(?=.*(?:(?<![.\w])input\(|\bstdin\b(?! *=)|\bopen\(0\b)).*\b(?:print|stdout)\b")
+def _joined(codes: Sequence[str]) -> str:
+    """The codes as one program, which begins with the imports from `__future__` of all of them."""
+    lines = "\n\n".join(codes).split("\n")
+    return "\n".join(sorted(lines, key=lambda line: len(codes) == 1 or not line.startswith("from __future__ ")))
+
+
+_READS = r"(?<![.\w])input\(|\bfileinput\b|(?:\b|__)stdin(?:\b|__)(?! *=)|(?:open|FileIO|\bread)\(0\b"
+_SCRIPT = re.compile(rf"(?s)(?=.*(?:{_READS})).*(?:\bprint\b|(?:\b|__)stdout(?:\b|__)|(?:open|FileIO|\bwrite)\(1\b)")
 """Code that reads and prints."""
 _OUTLINE = r".*(?:: *|\n[ \t]+)(?:\.\.\.|pass|raise NotImplementedError.*)[ \t]*$"
-_NAMES = re.compile(rf"(?m)^(?:[ \t]*(?:async )?(?:def|class) (?!{_OUTLINE})|(?=\w+ *(?::.*)?= ?[^=]))(\w+)")
-"""Names that code defines, except outlines: functions and classes without a body."""
+_DEFINITIONS = re.compile(rf"(?m)^[ \t]*(?:async )?(?:def|class) (?!{_OUTLINE})(\w+)")
+"""Names of functions and classes, except outlines: those without a body."""
 
 
 def _defined(code: str) -> set[str]:
     """The functions, classes and other names that a code defines, and _SCRIPT's pattern if it reads and prints."""
     plain = re.sub("#.*", "", code)
-    return {*_NAMES.findall(plain), *([_SCRIPT.pattern] if _SCRIPT.match(plain) else [])}
+    symbols = symtable.symtable(code, "code", "exec").get_symbols()
+    others = {symbol.get_name() for symbol in symbols if symbol.is_assigned() and not symbol.is_namespace()}
+    return {*_DEFINITIONS.findall(plain), *others, *([_SCRIPT.pattern] if _SCRIPT.match(plain) else [])}
 
 
 def is_complete(code: str) -> bool:
@@ -316,11 +325,7 @@ def _expect_failure(box: Sandbox, program: bytes) -> None:
 
 
 def _ended_badly(result: Result) -> str:
-    if result.limit is not None:
-        return f"exceeded its limit: {result.limit}"
-    if result.signal is not None:
-        return f"ended by signal {result.signal}"
-    if result.exit_code != 0:
-        lines = result.stderr[-2000:].decode(errors="replace").strip().splitlines()
-        return f"exit code {result.exit_code}" + (f": {lines[-1][:100]}" if lines else "")
-    return ""
+    if result.limit is not None or result.signal is not None:
+        return f"exceeded its limit: {result.limit}" if result.limit is not None else f"ended by signal {result.signal}"
+    last = result.stderr[-2000:].decode(errors="replace").strip().splitlines()[-1:]
+    return ": ".join([f"exit code {result.exit_code}", *(line[:100] for line in last)]) if result.exit_code != 0 else ""

@@ -106,12 +106,11 @@ def decoded(data: Any, depth: int = 0) -> Any:
         raise ValueError("the value is nested too deep")
     if not isinstance(data, dict | list):
         return data
-    pair: Any = data.items() if isinstance(data, dict) else [("list", data)]
-    ((kind, content),) = pair
+    ((kind, content),) = data.items() if isinstance(data, dict) else [("list", data)]
     if kind in COLLECTIONS:
         return COLLECTIONS[kind](decoded(item, depth + (kind != "dict")) for item in content)
     if kind == "hex":
-        return int(content, 16)
+        return int(content, 16)  # type: ignore[arg-type]  # another type raises TypeError
     if kind == "ratio":
         from fractions import Fraction
 

@@ -61,8 +61,7 @@ class InputOutput(NamedTuple):
 
     def fault(self, stdout: bytes, nonce: str) -> str:
         """Compare line by line as text: `2.0` differs from `2`. White space at the end of lines is ignored."""
-        printed = _lines(stdout.decode(errors="replace"))
-        for i, (expected, got) in enumerate(zip_longest(_lines(self.output), printed)):
+        for i, (expected, got) in enumerate(zip_longest(*map(_lines, (self.output, stdout.decode(errors="replace"))))):
             if expected != got:
                 return f"wrong answer in line {i}: expected {shown(expected)}, got {shown(got)}"
         return ""
