@@ -132,6 +132,9 @@ def test_exact_match(text, truth, expected):
         ("\\boxed{{3 \\over 4}}", "4", 0.0),
         ("Total: \u20b91,00,000", "100000", 1.0),
         ("2,00,000", "1,00,000", 0.0),
+        ("Answer: 3/4 \u2705", "4", 0.0),
+        ("Answer: $\\frac{3}{4}$ \u2713", "3/4", 1.0),
+        ("\\boxed{20\\%~\\text{loss}}", "\\frac15", 1.0),
     ],
 )
 def test_numeric_match(text, truth, expected):
@@ -149,7 +152,7 @@ def test_truth_without_a_number_raises():
         numeric_match("72", "Paris")
 
 
-@pytest.mark.parametrize("piece", ["1", "1,111", "-", "$", "1.", "1e", " ", "#", "%", "\\"])
+@pytest.mark.parametrize("piece", ["1", "1,111", "-", "$", "1.", "1e", " ", "#", "%", "\\", "\\quad ", "\u2705 "])
 def test_hostile_answer_is_read_quickly(piece):
     assert numeric_match(piece * 200_000, "3") == 0.0  # an expression that backtracks would take hours
 

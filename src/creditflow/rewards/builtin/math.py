@@ -16,7 +16,7 @@ from typing import Any
 from creditflow.data import Score
 from creditflow.rewards.registry import answer, builtin
 from creditflow.rewards.support.answers import places
-from creditflow.rewards.support.mathematics import PERCENT, Answer, read
+from creditflow.rewards.support.mathematics import Answer, read
 from creditflow.rewards.support.processor_time import processor_time_limit
 from creditflow.rewards.support.text import truths_of
 
@@ -117,12 +117,11 @@ def _same_part(part: Answer, other: Answer) -> bool:
 
 
 def _same_quantity(answer: Answer, truth: Answer) -> bool:
-    factors = [Fraction(1)]
-    if answer.unit and truth.unit and answer.unit[1] and truth.unit[1]:
-        factors = [answer.unit[1] / truth.unit[1]] if answer.unit[0] == truth.unit[0] else []
-    elif PERCENT in (answer.unit, truth.unit):
-        factors.append(Fraction(1, 100) if answer.unit == PERCENT else Fraction(100))
-    return any(_same_value(answer, truth, factor) for factor in factors)
+    (name, size), (other, true_size) = (side.unit or ("", Fraction(0)) for side in (answer, truth))
+    if size and true_size:  # 20% is 20% profit, which is not 20% loss
+        return (name.startswith(other) or other.startswith(name)) and _same_value(answer, truth, size / true_size)
+    percent = Fraction(1, 100) if name[:1] == "%" else Fraction(100 if other[:1] == "%" else 1)
+    return any(_same_value(answer, truth, factor) for factor in {Fraction(1), percent})
 
 
 def _same_value(answer: Answer, truth: Answer, factor: Fraction) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from creditflow.rewards.registry import answer, builtin
 from creditflow.rewards.support.answers import places
-from creditflow.rewards.support.mathematics import PERCENT, read
+from creditflow.rewards.support.mathematics import read
 from creditflow.rewards.support.text import as_ascii, numbers_in, truths_of
 
 _SCRIPTS = re.compile(r"(?<=[a-zA-Z)}])\s?[\^_]\s?(?:\{[^{}]*\}|-?\w+)")
@@ -78,7 +78,7 @@ def _number(text: str) -> Numeral | None:
         if value and value.name:
             value = value.parts[0]
         if value and value.number is not None:
-            return value.number, value.unit == PERCENT
+            return value.number, bool(value.unit and value.unit[0].startswith("%"))
         plain = _SCRIPTS.sub(" ", value.text) if value and not value.has("words") else ""
         if not re.search(r"\^|\d ?!", plain) and (numbers := numbers_in(plain)):
             return numbers[-1].exact, numbers[-1].percent

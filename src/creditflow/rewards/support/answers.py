@@ -21,7 +21,11 @@ from itertools import accumulate
 from creditflow.rewards.support.mathematics import AND_OR
 from creditflow.rewards.support.text import MAX_CHARACTERS, as_ascii, without_thoughts
 
-_DELETED = re.compile(r"<\|[^|<>\s]{2,24}\|>|</s>|<eos>|<end_of_turn>|~~[^~\n]{1,200}~~")
+_EMOJI = r"[\u20e3\u220e\u25a0-\u2775\u2794-\u27bf\u2b00-\u2bff\U0001f000-\U0001f0ff\U0001f200-\U0001faff\u200d\ufe0f]"
+_QED = r"(\\?[$(])?\\(?:blacksquare|square|Box|checkmark|qed|q?quad|[ ,;])(?![a-zA-Z])(?(1)\\?[$)])"
+_SIGNS = rf"(?<=[^\s:=+/<>({{\[,&^\\-])(?<!\s\*)\s{{0,3}}(?:(?:{_EMOJI}|{_QED})\s{{0,3}}){{1,9}}(?=[}}<]|\W{{0,9}}$)"
+"""Emoji, check marks and signs that end a proof, at the end of a line, box or tag, and behind no operator."""
+_DELETED = re.compile(rf"(?m)<\|[^|<>\s]{{2,24}}\|>|</s>|<eos>|<end_of_turn>|~~[^~\n]{{1,200}}~~|{_SIGNS}")
 _TAGGED = re.compile(r"(?is)<answer>((?:(?!</?answer>).)*)</answer>")
 _BOX, _COLON = re.compile(r"\\{1,2}(?:boxed|fbox)(?![a-zA-Z])\s{0,3}"), re.compile(r"(?<=[^\W\d_])\s?:\s?\}?")
 _JOINS = re.compile(rf"[^.!?]{{0,40}}(?:[,;]|{AND_OR})[^.!?]{{0,40}}|[^\w.!?]{{0,12}}")

@@ -43,7 +43,9 @@ class Answer:
     """The tidied text without the unit; words have no capitals, and a choice is one."""
     number: Fraction | None = None
     unit: Unit | None = None
-    """The unit of a number or expression. A counted thing, a word that names no unit, has size 0."""
+    """The unit of a number or expression. A counted thing, a word that names no unit, has size 0.
+    Words behind a per cent sign are part of its name.
+    """
     parts: tuple[Answer, ...] = ()
     name: str = ""
     """The left side of an equation, if it is a name: a text without numbers, powers and signs (`x_1`, `P(A)`)."""
@@ -219,7 +221,7 @@ _SHORT_UNIT = re.compile(r"[ghlmsACFHJKLNVW\xc5]|\xb5\w|[cdkmnu][mgls]|[kmu][AFH
 """Others of one or two letters are products of variables: pint would read 2ab as attobarns."""
 _POWERS = rf"{_LETTER}{{1,20}}(?:\s?\^\s?\{{?\s?-?[1-4]\s?\}}?)?"
 _UNIT = rf"%|{_POWERS}(?:\s?(?:/|\\cdot|\s)\s?{_POWERS}){{0,3}}"
-_LAST_UNIT = re.compile(rf"(?:(?<=[\d)}}])|(?<=\\pi))(\s?(?:([(\[])\s?)?)({_UNIT})\s?(?(2)[)\]]|)\s?\Z")
+_LAST_UNIT = re.compile(rf"(?:(?<=[\d)}}])|(?<=\\pi))(?:\s?(%))?(\s?(?:([(\[])\s?)?)({_UNIT})\s?(?(3)[)\]]|)\s?\Z")
 _WORD = re.compile(rf"{_OTHER_SCRIPT}|(?<![\\a-zA-Z])(?<![nd_]{{){_LETTER}{{3}}|(?<![^ ])(?i:it|is|so|we|if) ")
 """A word, rather than variables side by side, `\\begin{pmatrix}`, or an index."""
 # a time such as 12:00 would be a division by zero
@@ -246,9 +248,8 @@ def _element(text: str) -> Answer:
         return Answer("number", value, number, unit)
     # any degrees left are inside a formula: \sin 30^\circ
     value = re.sub(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s?degrees\s?", r"(\1\\frac{\\pi}{180})", value).strip()
-    if _NO_FORMULA.fullmatch(value) or _WORD.search(value):
-        return _words(text)
-    return Answer("expression", value, None, unit)
+    is_formula = not (_NO_FORMULA.fullmatch(value) or _WORD.search(value))
+    return Answer("expression", value, None, unit) if is_formula else _words(text)
 
 
 def _cut_unit(text: str) -> tuple[str, Unit | None]:
@@ -257,15 +258,14 @@ def _cut_unit(text: str) -> tuple[str, Unit | None]:
     A single letter is a unit only after a space (`5 m`), else a variable (`5m`).
     """
     if (match := _LAST_UNIT.search(text)) and not re.search(r"\\(?:sin|cos|tan|cot|sec|csc)", text):
-        before, name = text[: match.start()].strip(), match[3]
+        before, (percent, space, _, name) = text[: match.start()].strip(), match.groups("")
         unit = unit_of(re.sub(r"\s?\^\s?\{?\s?(-?\d)\s?\}?", r"**\1", name.replace("\\cdot", "*")))
-        is_apart = match[1] == " " or (" " in match[1] and rational(before) is not None)
-        if unit and (len(name) > 1 or name == "%" or is_apart):
+        is_apart = space == " " or (" " in space and rational(before) is not None) or re.search(_OTHER_SCRIPT, name)
+        if unit and not percent and (len(name) > 1 or name == "%" or is_apart):
             return before, unit
-        is_thing = _WORD.search(name.removesuffix("s")) and unit is None and unit_of(name.split()[0]) is None
-        is_thing = is_thing and bool(is_apart or re.search(_OTHER_SCRIPT, name))
-        if is_thing and (rational(before) is not None or "\\" in before or "^" in before):
-            return before, (name.lower().removesuffix("s"), Fraction(0))
+        is_thing = _WORD.search(name.removesuffix("s")) and (percent or not (unit or unit_of(name.split()[0])))
+        if is_thing and is_apart and (rational(before) is not None or re.search(r"[\\^]", before)):
+            return before, (percent + name.lower().removesuffix("s"), PERCENT[1] if percent else Fraction(0))
     return text, None
 
 
