@@ -11,6 +11,7 @@ from creditflow.errors import AgentError, CreditflowError, InputError
 from creditflow.rewards.registry import outcome, reward
 
 if TYPE_CHECKING:
+    from creditflow.config import credit_options
     from creditflow.credit import Assignment, CreditOptions, assign
     from creditflow.reports.notebook import OpenRun, open_run
     from creditflow.rewards import RewardManager
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __getattr__ = attach(
     __name__,
     {
+        "creditflow.config": ("credit_options",),
         "creditflow.credit": ("Assignment", "CreditOptions", "assign"),
         "creditflow.reports.notebook": ("OpenRun", "open_run"),
         "creditflow.rewards": ("RewardManager",),
@@ -42,6 +44,7 @@ __all__ = [
     "Trajectory",
     "TrajectoryBatch",
     "assign",
+    "credit_options",
     "open_run",
     "outcome",
     "reward",

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from creditflow._utils.progress import Reporter
-from creditflow.config import options_from
+from creditflow.config import credit_options
 from creditflow.credit import Assignment, assign
-from creditflow.credit.analysis.fidelity import Fidelity, Share
 from creditflow.data import Bools, Trajectory, TrajectoryBatch
+from creditflow.engines.local.values import Fidelity, Share
 from creditflow.errors import ConfigError, InputError
 from creditflow.reports.tables import new_table, results_console, show
 from creditflow.studies.decisions import DecisionRow, RuleFidelity, decision_rows, rule_fidelities
@@ -148,7 +148,7 @@ def imported_audit(
         f"{source}; {actors} acts",
         batch,
         trajectories,
-        {name: assign(batch, options_from(changed)) for name, changed in rules.items()},
+        {name: assign(batch, credit_options(**changed)) for name, changed in rules.items()},
         None,
         problems,
         policy_set,

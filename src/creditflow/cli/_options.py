@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from creditflow.errors import ConfigError
+
+if TYPE_CHECKING:
+    from creditflow.config import Config
 
 Recipe = Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe, a YAML file.")]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
@@ -31,3 +35,24 @@ def expect_json_folder(file: Path | None) -> None:
     """Raise ConfigError if the folder of the file of `--json` is missing."""
     if file is not None and not file.absolute().parent.is_dir():
         raise ConfigError(f"--json: no folder {file.parent}")
+
+
+def credit_lines(config: Config) -> Iterator[str]:
+    """The preset, and the rule with its options, the estimator, the groups, and the options that are no defaults."""
+    from creditflow.config.presets import preset_text
+    from creditflow.config.references import spelled_out
+    from creditflow.credit import CreditOptions
+
+    if (preset := config.algorithm.preset) is not None:
+        yield preset_text(preset)
+    options, defaults = spelled_out(config.credit), spelled_out(CreditOptions())
+    rule, estimator, groups = (options.pop(key) for key in ("propagation", "adv_estimator", "group_by"))
+    others = [f", {key} {_in_yaml(value)}" for key, value in options.items() if value != defaults[key]]
+    spec = {"rule": rule} if isinstance(rule, str) else rule
+    yield f"credit: {_in_yaml(spec)}, {estimator}, group_by {groups}{''.join(others)}"
+
+
+def _in_yaml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {_in_yaml(part)}' for key, part in value.items())}}}"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -14,11 +14,10 @@ from rich.table import Table
 
 from creditflow._utils.progress import Reporter
 from creditflow._utils.tracebacks import of_function
-from creditflow.cli._options import EngineName, Overrides, Recipe
+from creditflow.cli._options import EngineName, Overrides, Recipe, credit_lines
 from creditflow.credit import Assignment, assign
 from creditflow.credit.analysis.linter import idle_gate, lint
 from creditflow.credit.analysis.metrics import reach
-from creditflow.credit.presets import preset_text
 from creditflow.data import Trajectory, TrajectoryBatch
 from creditflow.errors import TooManyFailedScores
 from creditflow.monitoring.notices import failure_text, truncations
@@ -59,18 +58,17 @@ def check(
         unreadable = _unreadable_truths(components)
         # Raises the errors of training.
         build_guard(loaded.config, loaded.folder, components.rewards.functions, chosen.name)
-    if loaded.config.algorithm.preset is not None:
-        reporter.say(preset_text(loaded.config.algorithm.preset))
+    for line in credit_lines(loaded.config):
+        reporter.say(line)
     with reporter.bar("check", keep=False):
         result = sampling_engine(chosen).check(components, tasks)
     console, trajectories, report = results_console(), result.trajectories, result.report
     batch = TrajectoryBatch.from_trajectories(trajectories)
-    assignment = assign(batch, loaded.config.algorithm, values_T=result.values_T)
+    assignment = assign(batch, loaded.config.credit, values_T=result.values_T)
 
     n = loaded.config.actor_rollout_ref.rollout.n
-    gated = "propagation_threshold" not in loaded.config.algorithm.ignored()
     title = f"agents, in {len(trajectories) // n} tasks x {n} rollouts"
-    show(title, _agent_table(assignment, gated=gated))
+    show(title, _agent_table(assignment))
     show("reward functions", _function_table(components, report))
     console.print(f"validation uses {loaded.validation_words(len(components.val_tasks))}", soft_wrap=True)
     sentences = [estimate.text() for estimate in result.memory] + ([] if result.run is None else [result.run.text()])
@@ -90,20 +88,22 @@ def check(
     reporter.say("the recipe can be trained" + (", with the warnings above" if warnings else ""))
 
 
-def _agent_table(assignment: Assignment, *, gated: bool) -> Table:
-    header = ("agent", "steps", "share scored", "failed", "mean sub-reward", "gate open", "signal reaches")
+def _agent_table(assignment: Assignment) -> Table:
+    gate_open_S = assignment.credit.gate_open_S
+    gates = () if gate_open_S is None else ("gate open",)
+    header = ("agent", "steps", "share scored", "failed", "mean sub-reward", *gates, "signal reaches")
     reached, rows = reach(assignment), []
     for i, agent in enumerate(assignment.batch.agent_names):
         agent_S = assignment.batch.agent_of_step == i
-        matched_S = agent_S & (assignment.scored_S | assignment.failed_S)
+        matched_S = agent_S & (assignment.rewards.scored_S | assignment.rewards.failed_S)
         rows.append(
             (
                 agent,
                 agent_S.sum(),
-                _mean(assignment.scored_S[agent_S]),
-                (assignment.failed_S & agent_S).sum(),
-                _mean(assignment.sub_reward_S[agent_S & assignment.scored_S]),
-                _mean(assignment.gate_open_S[matched_S]) if gated else "-",
+                _mean(assignment.rewards.scored_S[agent_S]),
+                (assignment.rewards.failed_S & agent_S).sum(),
+                _mean(assignment.rewards.sub_reward_S[agent_S & assignment.rewards.scored_S]),
+                *(() if gate_open_S is None else (_mean(gate_open_S[matched_S]),)),
                 float(reached.get(agent, 0.0)),
             )
         )

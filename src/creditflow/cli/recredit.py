@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -36,6 +36,7 @@ def recredit(
     read.
     """
     from creditflow.config import credit_overrides
+    from creditflow.config.algorithm import merge_options, rule_options
     from creditflow.studies.reassignment import reassigned
 
     settings = overrides or []
@@ -50,8 +51,10 @@ def recredit(
         raise InputError(f"{out} holds an assignment already; name another folder with -o")
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise InputError(f"-o: {out} exists and is not an empty folder; name another one")
-    before = ledger.run.get("changed")
-    in_force = {**(before if isinstance(before, dict) else {}), **changed}
+    before: Any = ledger.run.get("changed")
+    before = before if isinstance(before, dict) else {}
+    rule = merge_options(rule_options(before.get("propagation")), rule_options(changed.get("propagation")))
+    in_force = {**before, **changed} | ({"propagation": rule} if rule else {})
     facts = ledger.run | {"recredited_from": str(run.resolve()), "changed": in_force}
     try:
         config = (run / "config.yaml").read_text()

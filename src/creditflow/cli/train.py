@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand
 
 from creditflow._utils.progress import Reporter
-from creditflow.cli._options import EngineName, Overrides, Recipe
+from creditflow.cli._options import EngineName, Overrides, Recipe, credit_lines
 from creditflow.errors import ConfigError
 from creditflow.monitoring import Evaluation
 from creditflow.monitoring.notices import failure_summary, idle_gate_summary, rollout_summary
@@ -63,10 +63,8 @@ def train(
         print(chosen.configuration(loaded, options or (), reporter), end="")
         return
     expect_capabilities(loaded.config, chosen.name, chosen.capabilities)
-    if loaded.config.algorithm.preset is not None:
-        from creditflow.credit.presets import preset_text
-
-        reporter.say(preset_text(loaded.config.algorithm.preset))
+    for line in credit_lines(loaded.config):
+        reporter.say(line)
     for notice in loaded.notices:
         reporter.say(f"notice: {notice}")
     if Capability.TRACKED_REPORT in chosen.capabilities:

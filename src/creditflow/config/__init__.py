@@ -4,13 +4,13 @@ A recipe is a YAML file; `key=value` overrides apply on top of it. `load_recipe`
 sections define the allowed values of each option, not the option's effect.
 """
 
+from creditflow.config.algorithm import credit_options
 from creditflow.config.guard import FallbackConfig, default_rules
 from creditflow.config.loading import (
     credit_overrides,
     different_options,
     leaves,
     load_recipe,
-    options_from,
     with_effect,
     with_options,
 )
@@ -26,19 +26,17 @@ from creditflow.config.recipe import (
     trained_agents,
     trained_policies,
 )
-from creditflow.config.rule_files import with_loaded_files
+from creditflow.config.rule_files import load_named_files
 from creditflow.config.sections import (
     KL_LOSS_TYPES,
     LOSS_AGG_MODES,
     ActorConfig,
     ActorModelConfig,
-    AuditConfig,
     CriticConfig,
     DataConfig,
     EndpointConfig,
     OptimConfig,
     PolicyConfig,
-    TrainerConfig,
 )
 
 __all__ = [
@@ -46,34 +44,30 @@ __all__ = [
     "LOSS_AGG_MODES",
     "ActorConfig",
     "ActorModelConfig",
-    "AuditConfig",
     "Config",
     "CriticConfig",
     "DataConfig",
     "EndpointConfig",
     "FallbackConfig",
     "OptimConfig",
-    "PluginSection",
     "PolicyConfig",
-    "PolicySource",
     "Recipe",
-    "TrainerConfig",
     "WorkflowSource",
+    "credit_options",
     "credit_overrides",
     "default_rules",
     "different_options",
     "leaves",
+    "load_named_files",
     "load_recipe",
     "lora_rank_of",
     "model_of",
     "optim_of",
-    "options_from",
     "policies_in_use",
     "recipe_of_dict",
     "trained_agents",
     "trained_policies",
     "with_effect",
-    "with_loaded_files",
     "with_options",
     "workflow_source",
 ]

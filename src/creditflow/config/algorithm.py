@@ -1,16 +1,33 @@
-"""The section `algorithm`: the options of credit, their aliases, and the choice of tasks."""
+"""The section `algorithm`: the options of credit, the flat keys of the first recipes, and the choice of tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Set
-from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar, Literal
+import ast
+import functools
+import inspect
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import MISSING, fields
+from itertools import pairwise
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
-from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, create_model
 
-from creditflow._utils.sections import OPTIONS, Section, Text, expected
-from creditflow.credit.options import CreditOptions
-from creditflow.errors import ConfigError
+from creditflow._utils.sections import Section, Text, checked, expected
+from creditflow.credit.records import PROPAGATION_RULES, RULE, CreditOptions, Rule
+from creditflow.credit.rules.base import OutcomeRule
+from creditflow.errors import ConfigError, did_you_mean
+from creditflow.removed import removed_hint
+
+KEY = "algorithm.propagation"
+FLAT = {"propagation_threshold": "theta", "on_closed_gate": "on_closed_gate", "outcome_to": "outcome_to"}
+"""Flat keys of `algorithm` -> the option of the rule that they set."""
+CHOOSING = ("propagation", "threshold_share", *FLAT)
+"""Keys of `algorithm` that choose the rule and its options."""
+RENAMED = {"none": "own"}
+"""Former names of rules -> their names."""
+_DEFAULT = "own"
 
 
 class FilterGroupsConfig(Section):
@@ -36,17 +53,22 @@ class RolloutCorrectionConfig(Section):
 _LAMBDA = r"^\s*gae_lambda\s*=\s*(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$"
 
 
-@dataclass
-class AlgorithmConfig(CreditOptions):
-    """The options of credit (`creditflow.credit.CreditOptions`) and the other keys of `algorithm.*`."""
+class AlgorithmKeys(Section):
+    """The keys of `algorithm` beside the general options of credit."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = OPTIONS
-
+    propagation: str | dict[str, Any] = "own"
+    """The propagation rule, or `{rule: NAME, option: value}`."""
     preset: str | None = None
     """A published method by name. It sets options of credit, which the run prints; a key of the recipe that contradicts
     one of them is an error. See docs/concepts/published_rules.md."""
+    propagation_threshold: float | dict[str, Any] | None = None
+    """The same as `propagation: {rule: threshold, theta: ...}`."""
     threshold_share: bool | None = None
     """True/false: the same as `propagation: threshold/discounted`; contradicting it is an error."""
+    on_closed_gate: Literal["cut", "freeze"] | None = None
+    """The same option of the rule, for rules that have it."""
+    outcome_to: Literal["all", "answer"] | None = None
+    """The same option of the rule, for rules that have it."""
     error_minimization: Annotated[
         Annotated[dict[Literal["gae_lambda"], float], Field(min_length=1)]
         | Annotated[str, Field(pattern=_LAMBDA)]
@@ -54,28 +76,206 @@ class AlgorithmConfig(CreditOptions):
         expected("{gae_lambda: 0.95} or the string gae_lambda=0.95"),
     ] = None
     """`{gae_lambda: 0.95}` or `gae_lambda=0.95`: the same as `lam`."""
+    shadow: dict[str, Any] | None = None
+    """Options of a second assignment that is reported but not trained on, such as `{propagation: threshold}`. It takes
+    all other options from the first."""
     strata: Text | None = None
     """`file.py:function` that takes a step and returns a label (from the prompt alone) or None."""
-    filter_groups: FilterGroupsConfig = field(default_factory=FilterGroupsConfig)
-    rollout_correction: RolloutCorrectionConfig = field(default_factory=RolloutCorrectionConfig)
+    filter_groups: FilterGroupsConfig = FilterGroupsConfig()
+    rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
 
-    def without_aliases(self, set_keys: Set[str]) -> AlgorithmConfig:
-        """Rewrite `threshold_share` and `error_minimization` to `propagation` and `lam`.
+    def options(self) -> CreditOptions:
+        """The options of credit. Raises ConfigError for a rule, an option of it or a value that does not exist."""
+        general = {name: getattr(self, name) for name in _GENERAL}
+        rule = checked_rule(self.propagation)
+        options = CreditOptions(propagation=rule, **general)
+        if self.shadow is None:
+            return options
+        try:
+            shadow = credit_options(options, **self.shadow)
+        except ConfigError as error:
+            raise ConfigError(str(error).replace("algorithm.", "algorithm.shadow.", 1)) from None
+        return CreditOptions(propagation=rule, shadow=shadow, **general)
 
-        `set_keys`: the keys that were set. Raises ConfigError if an alias contradicts its option.
-        """
-        resolved = self
-        if self.threshold_share is not None:
-            rule = "threshold" if self.threshold_share else "discounted"
-            if "algorithm.propagation" in set_keys and self.propagation != rule:
+
+def options_model(
+    kind: type, name: str | None = None, base: type[BaseModel] = Section, leave_out: Iterable[str] = ()
+) -> type[Any]:
+    """The pydantic model of a dataclass of options: its types, defaults, bounds and docstrings."""
+    types, texts = get_type_hints(kind), descriptions(kind)
+    definitions: dict[str, Any] = {
+        f.name: (
+            types[f.name],
+            Field(default=... if f.default is MISSING else f.default, description=texts.get(f.name), **f.metadata),
+        )
+        for f in fields(kind)
+        if f.init and f.name not in leave_out
+    }
+    return create_model(name or f"{kind.__name__}Options", __base__=base, __doc__=kind.__doc__, **definitions)
+
+
+def descriptions(kind: type) -> dict[str, str]:
+    """The docstrings of a dataclass's fields, with those of its bases."""
+    texts: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        with suppress(OSError, TypeError):  # a class without a file, such as one of a recorded run
+            (node,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+            for pair in pairwise(getattr(node, "body", ())):
+                match pair:
+                    case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                        texts[name] = inspect.cleandoc(text)
+    return texts
+
+
+_GENERAL = tuple(f.name for f in fields(CreditOptions) if f.init and f.name not in ("propagation", "shadow"))
+if TYPE_CHECKING:
+    AlgorithmConfig = AlgorithmKeys
+else:
+    AlgorithmConfig = options_model(CreditOptions, "AlgorithmConfig", AlgorithmKeys, ("propagation", "shadow"))
+
+
+def rule_model(rule: type[Rule]) -> Any:
+    """The pydantic model of a rule's options."""
+    kind: Any = rule  # mypy takes the class for one that has no hash
+    return _model_of(kind)
+
+
+_model_of = functools.cache(options_model)
+
+
+def rule_class(name: object, key: str = KEY) -> type[Rule]:
+    """The class of a rule. Raises ConfigError for an unknown name."""
+    name = RENAMED.get(str(name), name)
+    if not isinstance(name, str) or name not in PROPAGATION_RULES:
+        names = " or ".join(PROPAGATION_RULES.names())
+        raise ConfigError(f"{key}: expected {names}, got {name!r}{PROPAGATION_RULES.hint(name)}")
+    return PROPAGATION_RULES[name]
+
+
+def checked_rule(spec: str | Mapping[str, Any], key: str = KEY) -> Rule:
+    """The rule with its options. Raises ConfigError for an unknown rule, an unknown option, or a wrong value."""
+    options: dict[str, Any] = {RULE: spec} if isinstance(spec, str) else dict(spec)
+    if RULE not in options:
+        raise ConfigError(f"{key}: expected a rule, or {{rule: NAME, option: value}}, got {dict(options)}")
+    kind = rule_class(options.pop(RULE), key)
+    values = checked(rule_model(kind), options, key)
+    rule = kind(**{f.name: getattr(values, f.name) for f in fields(kind)})
+    rule.make_threshold()
+    return rule
+
+
+def rule_options(spec: Any) -> dict[str, Any]:
+    """`{rule: NAME, option: value}` from a value of `algorithm.propagation`, with today's name of the rule."""
+    options = {RULE: spec} if isinstance(spec, str) else dict(spec or {})
+    if isinstance(name := options.get(RULE), str):
+        options[RULE] = RENAMED.get(name, name)
+    return options
+
+
+def rule_name(layers: Sequence[Mapping[str, Any]]) -> tuple[int, str]:
+    """The layer that chooses the rule, from 0, and the rule; -1 and the default if none does.
+
+    `propagation_threshold` and `threshold_share` choose it if no layer sets `propagation`.
+    """
+    chosen: dict[str, tuple[int, str]] = {}
+    for i, layer in enumerate(layers):
+        if (name := rule_options(layer.get("propagation")).get(RULE)) is not None:
+            chosen["propagation"] = i, name
+        if (share := layer.get("threshold_share")) is not None:
+            chosen["threshold_share"] = i, "threshold" if share else "discounted"
+        if layer.get("propagation_threshold") is not None:
+            chosen["propagation_threshold"] = i, "threshold"
+    return next((chosen[key] for key in CHOOSING if key in chosen), (-1, _DEFAULT))
+
+
+def chosen_rule(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """`{rule: NAME, option: value}` from layers of keys of `algorithm`; later layers count more.
+
+    A layer that sets another rule drops the options of lower layers, and their flat keys that it has no option for.
+    Raises ConfigError for keys of the wrong type, and for keys that contradict one another.
+    """
+    for layer in layers:
+        checked(AlgorithmConfig, {key: layer[key] for key in CHOOSING if key in layer}, "algorithm")
+    rule_at, name = rule_name(layers)
+    names = {f.name for f in fields(rule_class(name))}
+    rule, spec, flat = _DEFAULT, dict[str, Any](), dict[str, Any]()
+    for i, layer in enumerate(layers):
+        own = rule_options(layer.get("propagation"))
+        if (named := own.pop(RULE, rule)) != rule:
+            rule, spec = named, flat
+        spec = merge_options(spec, own)
+        share = layer.get("threshold_share")
+        if share is not None and i >= rule_at and name != (meant := "threshold" if share else "discounted"):
+            words = str(share).lower()
+            raise ConfigError(f"algorithm.threshold_share: {words} means propagation {meant!r}, but {KEY} is {name!r}")
+        for key, option in FLAT.items():
+            if (value := layer.get(key)) is None:
+                continue
+            if option in names:
+                if own.get(option, value) != value:
+                    raise ConfigError(f"algorithm.{key}: {value!r}, but {KEY} sets {option} to {own[option]!r}")
+                spec, flat = (merge_options(options, {option: value}) for options in (spec, flat))
+            elif i >= rule_at:  # else of a recipe that this one extends with another rule
                 raise ConfigError(
-                    f"algorithm.threshold_share: {str(self.threshold_share).lower()} means propagation {rule!r}, "
-                    f"but algorithm.propagation is {self.propagation!r}"
+                    f"algorithm.{key}: the rule {name} has no such option; leave it out, or set propagation: "
+                    f"{' or '.join(_rules_with(option))}"
                 )
-            resolved = replace(resolved, propagation=rule, threshold_share=None)
-        if (alias := self.error_minimization) is not None:
-            lam = float(alias.partition("=")[2]) if isinstance(alias, str) else alias["gae_lambda"]
-            if "algorithm.lam" in set_keys and self.lam != lam:
-                raise ConfigError(f"algorithm.error_minimization: means lam {lam}, but algorithm.lam is {self.lam}")
-            resolved = replace(resolved, lam=lam, error_minimization=None)
-        return resolved
+    return {RULE: name, **spec}
+
+
+def merge_options(before: Mapping[str, Any], after: Mapping[str, Any], name: str = RULE) -> dict[str, Any]:
+    """`after` over `before`; none of `before` is kept if `after` has another `name`."""
+    if after.get(name, before.get(name)) != before.get(name):
+        return dict(after)
+    nested = {
+        key: merge_options(before[key], value, "kind")
+        for key, value in after.items()
+        if isinstance(value, Mapping) and isinstance(before.get(key), Mapping)
+    }
+    return {**before, **after, **nested}
+
+
+def _rules_with(option: str) -> list[str]:
+    return sorted(n for n, rule in PROPAGATION_RULES.loaded().items() if option in {f.name for f in fields(rule)})
+
+
+def credit_options(base: CreditOptions | None = None, /, **keys: Any) -> CreditOptions:
+    """The options of credit from keys of `algorithm`, such as `propagation="threshold"` or `gamma=1.0`.
+
+    `base`: options that the keys change; default: the defaults. Raises ConfigError as a recipe does.
+    """
+    names = {*AlgorithmConfig.model_fields} - {"preset", "strata", "filter_groups", "rollout_correction"}
+    for key in keys:
+        if key not in names:
+            hint = removed_hint(f"algorithm.{key}") or did_you_mean(key, names)
+            raise ConfigError(f"algorithm.{key}: expected an option of credit{hint}")
+    layers: list[Mapping[str, Any]] = [keys]
+    general = {name: keys[name] for name in keys if name not in CHOOSING}
+    if base is not None:
+        layers = [{"propagation": base.propagation.spec()}, keys]
+        general = {**{name: getattr(base, name) for name in _GENERAL}, **general}
+    values = {**general, "propagation": chosen_rule(layers)}
+    section: AlgorithmKeys = checked(AlgorithmConfig, values, "algorithm")
+    return with_lambda(section, "lam" in keys).options()
+
+
+def with_lambda(section: AlgorithmKeys, is_set: bool) -> AlgorithmKeys:
+    """Rewrite `error_minimization` to `lam`. Raises ConfigError if `lam` is set to another value."""
+    if (alias := section.error_minimization) is None:
+        return section
+    lam = float(alias.partition("=")[2]) if isinstance(alias, str) else alias["gae_lambda"]
+    if is_set and section.options().lam != lam:
+        raise ConfigError(
+            f"algorithm.error_minimization: means lam {lam}, but algorithm.lam is {section.options().lam}"
+        )
+    return section.model_copy(update={"lam": lam, "error_minimization": None})
+
+
+def expect_outcome_at_answer(options: CreditOptions, is_set: bool) -> None:
+    """Raise ConfigError if `outcome_to: all` is set beside an estimator with a critic, which pays it at the answer."""
+    rule = options.propagation
+    if is_set and options.estimator.critic and isinstance(rule, OutcomeRule) and rule.outcome_to == "all":
+        raise ConfigError(
+            f"algorithm.outcome_to: {options.adv_estimator} would count an outcome that is added to all steps once for "
+            "each of them: expected answer, got all"
+        )

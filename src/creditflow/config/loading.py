@@ -9,17 +9,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from creditflow._utils.sections import checked, mergeable
-from creditflow.config.algorithm import AlgorithmConfig
+from creditflow.config.algorithm import (
+    CHOOSING,
+    FLAT,
+    KEY,
+    RENAMED,
+    chosen_rule,
+    credit_options,
+    expect_outcome_at_answer,
+    merge_options,
+    rule_class,
+    rule_name,
+    rule_options,
+    with_lambda,
+)
 from creditflow.config.guard import adapt_rules
 from creditflow.config.plugins import workflow_source
+from creditflow.config.presets import KEY as PRESET
+from creditflow.config.presets import find_preset
 from creditflow.config.recipe import Config, Recipe
 from creditflow.config.rule_files import load_named_files, with_loaded_files
 from creditflow.config.sections import SUM_NORM
 from creditflow.config.validation import validate
-from creditflow.credit.options import CreditOptions
-from creditflow.credit.presets import KEY as PRESET
-from creditflow.credit.presets import find_preset
-from creditflow.credit.records import ADVANTAGE_ESTIMATORS, GATE_OPTIONS, PROPAGATION_RULES, SCORE_OPTIONS
+from creditflow.credit.records import RULE, CreditOptions
 from creditflow.errors import ConfigError, did_you_mean, first_line
 from creditflow.removed import removed_hint
 
@@ -59,49 +71,87 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     path = find_recipe(path)
     layers = [*_layers(path), _dotlist(overrides)]
     replaced = _spell_out_preset(layers)
+    former = [name for layer in layers for name in _former_names(layer)]
     config = _merged(layers, path)
     validate(config)
-    keys = [_credit_keys(OmegaConf.to_container(layer)) for layer in layers]
-    notices = (*replaced, *_without_effect(config.algorithm, keys))
+    notices = (*replaced, *(f"{KEY}: {name} is now called {RENAMED[name]}" for name in dict.fromkeys(former)))
     overridden = frozenset(key for key, _ in leaves(OmegaConf.to_container(layers[-1])))
     return Recipe(config=config, name=path.stem, folder=path.resolve().parent, notices=notices, overridden=overridden)
 
 
 def _merged(layers: Sequence[DictConfig], path: Path) -> Config:
     """Merge the layers, later ones over earlier ones; resolve aliases, check types and keys, load files of rules."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    set_keys: set[str] = set()
-    merged = OmegaConf.create(Config().model_dump())
-    try:
-        for layer in layers:
-            keys = OmegaConf.to_container(layer)
-            set_keys |= {key for key, _ in leaves(keys)}
-            _spell_out_endpoints(keys)
-            merged.merge_with(mergeable(keys, Config))
-        values = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"{error.full_key or path}: {first_line(error)}") from error
+    values, choices = _resolved(layers, path)
+    set_keys = {key for layer in layers for key, _ in leaves(_container(layer))}
+    folder = path.resolve().parent
+    values["algorithm"]["propagation"] = chosen_rule([load_named_files(layer, folder) for layer in choices])
     config = checked(Config, values)
     if (source := workflow_source(config.team.workflow)) is not None:
         source.fill(config)
+    config.algorithm = with_loaded_files(config.algorithm, folder)
     _resolve_aliases(config, set_keys)
-    config.algorithm = with_loaded_files(config.algorithm, path.resolve().parent)
     _adapt_defaults(config, set_keys)
     return config
 
 
+def _resolved(layers: Sequence[DictConfig], path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The merged values of the layers, and the keys of each layer that choose the rule and its options."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    merged = OmegaConf.create(Config().model_dump())
+    choices: list[dict[str, Any]] = []
+    try:
+        for layer in layers:
+            keys = _container(layer)
+            _spell_out_endpoints(keys)
+            section = keys.get("algorithm")
+            taken = section if isinstance(section, dict) else {}
+            choices.append({key: taken.pop(key) for key in CHOOSING if key in taken})
+            merged.merge_with(mergeable(keys, Config))
+        # Beside the recipe's own values, so that interpolations in them are resolved.
+        both = OmegaConf.merge(merged, {"choices_of_rules": choices})
+        values: Any = OmegaConf.to_container(both, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{error.full_key or path}: {first_line(error)}") from error
+    choices = values.pop("choices_of_rules")
+    return values, choices
+
+
+def _container(layer: DictConfig) -> dict[str, Any]:
+    from omegaconf import OmegaConf
+
+    values: Any = OmegaConf.to_container(layer)
+    return dict(values)
+
+
+def _value(layer: DictConfig, key: str) -> Any:
+    """The value of a dotted key, without interpolation; None without one."""
+    value: Any = _container(layer)
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def _former_names(layer: DictConfig) -> list[str]:
+    """Former names of rules in a layer."""
+    specs = [_value(layer, KEY), _value(layer, "algorithm.shadow.propagation")]
+    names = [spec.get(RULE) if isinstance(spec, dict) else spec for spec in specs]
+    return [name for name in names if isinstance(name, str) and name in RENAMED]
+
+
 def _resolve_aliases(config: Config, set_keys: Set[str]) -> None:
     """Rewrite the aliases of credit options to the options."""
-    algorithm, reward = config.algorithm.without_aliases(set_keys), config.reward
+    algorithm, reward = with_lambda(config.algorithm, "algorithm.lam" in set_keys), config.reward
     if (granularity := reward.decomp_granularity) is not None:
-        if algorithm.decomp_granularity not in (CreditOptions.decomp_granularity, granularity):
+        general: Any = algorithm
+        if general.decomp_granularity not in (CreditOptions.decomp_granularity, granularity):
             raise ConfigError(
                 f"reward.decomp_granularity: {granularity!r}, but algorithm.decomp_granularity is "
-                f"{algorithm.decomp_granularity!r}"
+                f"{general.decomp_granularity!r}"
             )
-        algorithm, reward.decomp_granularity = replace(algorithm, decomp_granularity=granularity), None
+        algorithm = algorithm.model_copy(update={"decomp_granularity": granularity})
+        reward.decomp_granularity = None
     config.algorithm = algorithm
 
 
@@ -113,21 +163,31 @@ def _spell_out_preset(layers: Sequence[DictConfig]) -> tuple[str, ...]:
     """
     from omegaconf import OmegaConf
 
-    keys_of_layers = [dict(leaves(OmegaConf.to_container(layer))) for layer in layers]
-    chosen = [i for i, keys in enumerate(keys_of_layers) if PRESET in keys]
-    if not chosen or (name := keys_of_layers[chosen[-1]][PRESET]) is None:
+    chosen = [i for i, layer in enumerate(layers) if PRESET in dict(leaves(_container(layer)))]
+    if not chosen or (name := _value(layers[chosen[-1]], PRESET)) is None:
         return ()
     place, notices = chosen[-1], []
     for key, value in find_preset(name).options.items():
-        for i, keys in enumerate(keys_of_layers):
-            own = keys.get(key)
-            if own is None or own == value:
+        options = rule_options(value) if key == KEY else value
+        for i, layer in enumerate(layers):
+            own = _value(layer, key)
+            if key == KEY:
+                flat = {option: _value(layer, f"algorithm.{flat}") for flat, option in FLAT.items()}
+                own = rule_options(own) | {k: v for k, v in flat.items() if v is not None and k in options}
+            if _agree(own, options):
                 continue
             if i >= place:
                 raise ConfigError(f"{key}: got {own!r}, but {PRESET}: {name} sets {value!r}; leave one of them out")
             notices.append(f"{key}: {own!r} of an extended recipe is replaced: {PRESET}: {name} sets {value!r}")
-        OmegaConf.update(layers[place], key, value)
+        OmegaConf.update(layers[place], key, options, merge=True)
     return tuple(notices)
+
+
+def _agree(own: Any, preset: Any) -> bool:
+    """Whether a value agrees with a preset's. Options that the preset does not set agree."""
+    if isinstance(own, Mapping) and isinstance(preset, Mapping):
+        return all(preset.get(key, value) == value for key, value in own.items())
+    return own is None or bool(own == preset)
 
 
 def _adapt_defaults(config: Config, set_keys: Set[str]) -> None:
@@ -140,101 +200,65 @@ def _adapt_defaults(config: Config, set_keys: Set[str]) -> None:
             averaged.loss_scale_factor = data.max_response_length
     if "trainer.resume_mode" not in set_keys and trainer.resume_from_path is not None:
         trainer.resume_mode = "resume_path"
-    if "algorithm.propagation" not in set_keys and config.algorithm.propagation == AlgorithmConfig.propagation:
-        names = {key.removeprefix("algorithm.").partition(".")[0] for key in set_keys if key.startswith("algorithm.")}
-        config.algorithm = replace(config.algorithm, propagation=usable_rule(config.algorithm, names))
     adapt_rules(config.guard.rules, set_keys)
-    gated = PROPAGATION_RULES[config.algorithm.propagation].gated
-    if not gated and not any(key.startswith("guard.rules.pass_rate") for key in set_keys):
+    options = config.algorithm.options()
+    expect_outcome_at_answer(options, "outcome_to" in rule_options(config.algorithm.propagation))
+    general: Any = config.algorithm
+    if options.propagation.relative and "algorithm.group_by" in set_keys and general.group_by != "task":
+        raise ConfigError(
+            f"algorithm.group_by: {options.propagation} compares the steps of a task in its own groups: expected task, "
+            f"got {general.group_by}"
+        )
+    if not options.propagation.gated and not any(key.startswith("guard.rules.pass_rate") for key in set_keys):
         config.guard.rules["pass_rate"] = None  # it watches gates
 
 
-def usable_rule(options: CreditOptions, set_options: Set[str]) -> str:
-    """Choose the rule where none is set: the default, unless it cannot use the estimator or an option that is set."""
-    if not set_options.isdisjoint(GATE_OPTIONS) or ADVANTAGE_ESTIMATORS[options.adv_estimator].critic:
-        return "threshold"
-    needs_scores = any(getattr(options, name) != getattr(CreditOptions, name) for name in SCORE_OPTIONS)
-    by_token = options.decomp_granularity == "token_level"
-    return "none" if needs_scores or by_token else options.propagation
-
-
-def options_from(changed: Mapping[str, Any]) -> CreditOptions:
-    """The default options with `changed`; without a rule in `changed`, one that can use them."""
-    options = CreditOptions(**changed)
-    return options if "propagation" in changed else replace(options, propagation=usable_rule(options, changed.keys()))
-
-
 def with_effect(path: Path | str, chosen: Sequence[str], others: Sequence[str]) -> list[str]:
-    """Remove the credit options from `others` that have no effect beside `chosen`.
+    """Remove the overrides from `others` that set an option which the rule in force does not have.
 
-    A comparison gives the same overrides to all its arms; an arm whose rule ignores one of them trains without it.
+    A comparison gives the same overrides to all its arms; an arm whose rule has no such option trains without it.
     """
     path = find_recipe(path)
     layers = [*_layers(path), _dotlist([*chosen, *others])]
     _spell_out_preset(layers)
-    merged = _merged(layers, path)
-    merged.algorithm.validate()
-    ignored = {f"algorithm.{name}" for name in merged.algorithm.ignored()}
-    return [other for other in others if other.partition("=")[0] not in ignored]
+    choices = [load_named_files(choice, path.resolve().parent) for choice in _resolved(layers, path)[1]]
+    options = {field.name for field in fields(rule_class(rule_name(choices)[1]))} | {RULE}
 
+    def applies(override: str) -> bool:
+        key = override.partition("=")[0]
+        name = FLAT.get(key.removeprefix("algorithm."), key.removeprefix(f"{KEY}."))
+        return name in options or not (key.startswith(f"{KEY}.") or key.removeprefix("algorithm.") in FLAT)
 
-def _credit_keys(keys: Any) -> dict[str, Any]:
-    """The credit options that a layer sets, including `reward.decomp_granularity`."""
-    sections = keys if isinstance(keys, dict) else {}
-    named = (sections.get(name) for name in ("algorithm", "reward"))
-    algorithm, reward = (section if isinstance(section, dict) else {} for section in named)
-    return {**algorithm, "decomp_granularity": reward.get("decomp_granularity", algorithm.get("decomp_granularity"))}
-
-
-def _without_effect(algorithm: AlgorithmConfig, layers: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Notices of options that the rule in force ignores, set by a layer beneath the one that chose the rule.
-
-    Raises ConfigError if the same layer sets both the option and the rule (a contradiction), or if a later layer sets
-    the option (it would change nothing). A layer that sets most of the options is the record of a run, not a choice by
-    hand; the record of an older version lacks the newer options.
-    """
-    every = {field.name for field in fields(CreditOptions)}
-    by_hand = [{} if 2 * len(every & layer.keys()) > len(every) else layer for layer in layers]
-    notices = []
-    for name, causes in algorithm.ignored().items():
-        if (set_in := _last(by_hand, name)) < 0:
-            continue
-        why = algorithm.why_ignored(name, causes)
-        if set_in >= _last(layers, *causes):
-            raise ConfigError(f"{why}; leave it out, or {algorithm.reader_of(name, causes)}")
-        notices.append(why)
-    return tuple(notices)
-
-
-def _last(layers: Sequence[Mapping[str, Any]], *names: str) -> int:
-    """The last layer that sets one of the options; -1 if none does."""
-    having = [i for i, layer in enumerate(layers) if any(layer.get(name) is not None for name in names)]
-    return having[-1] if having else -1
+    return [other for other in others if applies(other)]
 
 
 def credit_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    """Credit options by name, from `key=value` with or without their section (`algorithm.`, `reward.`).
+    """Keys of `algorithm` by name, from `key=value` with or without their section (`algorithm.`, `reward.`).
 
-    `preset=NAME` stands for the options of credit that the preset sets; later overrides replace them. A
-    file that they name is looked up in the working directory, and loaded. Raises ConfigError for an unknown key or
-    preset, naming the nearest, and for a value that is not valid YAML or cannot be loaded.
+    `preset=NAME` stands for the options of credit that the preset sets; later overrides replace them. A rule's option
+    is `propagation.OPTION=value`. Loads the files that the values name. Raises ConfigError for a key that is no option
+    of credit.
     """
     from omegaconf import OmegaConf
 
-    names = [field.name for field in fields(CreditOptions)]
     options: dict[str, Any] = {}
     for override in overrides:
         key, equals, value = override.partition("=")
         key = "decomp_granularity" if key == "reward.decomp_granularity" else key.removeprefix("algorithm.")
         if key == "preset" and equals:
-            of_preset = {key.removeprefix("algorithm."): set_to for key, set_to in find_preset(value).options.items()}
-            options |= {name: set_to for name, set_to in of_preset.items() if name in names}
+            names = find_preset(value).options
+            options |= {k.removeprefix("algorithm."): v for k, v in names.items() if k.startswith("algorithm.")}
             continue
-        if not equals or key not in names:
-            hint = removed_hint(f"algorithm.{key}") or did_you_mean(key, names)
-            raise ConfigError(f"{override}: expected an option of credit{hint if equals else ', as key=value'}")
-        options |= OmegaConf.to_container(_dotlist([f"{key}={value}"]))  # type: ignore[arg-type]
-    return load_named_files(options, Path.cwd())
+        if not equals:
+            raise ConfigError(f"{override}: expected an option of credit, as key=value")
+        made: Any = OmegaConf.to_container(_dotlist([f"{key}={value}"]))
+        before, after = options.get("propagation"), made.get("propagation")
+        if isinstance(after, dict) and before is not None:
+            made = {"propagation": merge_options(rule_options(before), after)}
+        options |= made
+    options = load_named_files(options, Path.cwd())
+    credit_options(CreditOptions(), **{key: value for key, value in options.items() if key not in CHOOSING})
+    return options
 
 
 def leaves(section: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -290,6 +314,7 @@ def _layers(path: Path) -> list[DictConfig]:
 
 
 _ADDRESS = re.compile(r"(policies\.[^.=]+\.endpoint)=(https?://.*)")
+_RULE = re.compile(rf"({re.escape(KEY)})=([A-Za-z].*)")
 
 
 def _dotlist(overrides: Sequence[str]) -> DictConfig:
@@ -301,8 +326,9 @@ def _dotlist(overrides: Sequence[str]) -> DictConfig:
         if "=" not in override or override.startswith("="):
             raise ConfigError(f"{override}: expected key=value")
     try:
-        # As `base_url`, a bare address merges with other overrides of its section instead of replacing them.
-        return OmegaConf.from_dotlist([_ADDRESS.sub(r"\1.base_url=\2", override) for override in overrides])
+        # As a key of its section, a bare address or rule merges with other overrides instead of replacing them.
+        spelled_out = [_ADDRESS.sub(r"\1.base_url=\2", override) for override in overrides]
+        return OmegaConf.from_dotlist([_RULE.sub(rf"\1.{RULE}=\2", override) for override in spelled_out])
     except (yaml.YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(f"{' '.join(overrides)}: a value is not readable as YAML") from error
 

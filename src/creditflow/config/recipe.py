@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import Field
 
-from creditflow._utils.sections import FromMapping, Section, checked
+from creditflow._utils.sections import Section, checked
 from creditflow.config.algorithm import AlgorithmConfig
 from creditflow.config.guard import GuardConfig
 from creditflow.config.plugins import extensible
@@ -27,6 +27,7 @@ from creditflow.config.sections import (
     TeamConfig,
     TrainerConfig,
 )
+from creditflow.credit.records import CreditOptions
 
 
 @extensible("")
@@ -36,7 +37,7 @@ class Config(Section):
     data: DataConfig = DataConfig()
     actor_rollout_ref: ActorRolloutRefConfig = ActorRolloutRefConfig()
     critic: CriticConfig = CriticConfig()
-    algorithm: Annotated[AlgorithmConfig, FromMapping()] = Field(default_factory=AlgorithmConfig)
+    algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     reward: RewardConfig = RewardConfig()
     policies: dict[str, PolicyConfig] = Field(default_factory=dict)
     """Default: one trained policy, `default`, with the model `actor_rollout_ref.model`."""
@@ -53,6 +54,11 @@ class Config(Section):
     compare: dict[str, Any] = Field(default_factory=dict)
     """Overrides for the arms of `creditflow compare`: `values.<value>` and `arms.<name>`."""
 
+    @property
+    def credit(self) -> CreditOptions:
+        """The options of credit."""
+        return self.algorithm.options()
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -63,7 +69,7 @@ class Recipe:
     folder: Path
     """The folder of relative `file.py:function` references."""
     notices: tuple[str, ...] = field(default=(), compare=False)
-    """Options of an extended or overridden recipe that have become ineffective; `check` and `train` print them."""
+    """Options that a preset replaces, and former names of rules; `check` and `train` print them."""
     overridden: frozenset[str] = field(default=frozenset(), compare=False)
     """The keys set on the command line; they take precedence over the recipe."""
 

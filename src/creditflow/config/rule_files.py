@@ -9,27 +9,26 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from creditflow._utils.loading import absolute_reference, load_object
 from creditflow._utils.tracebacks import at_users_line, located
-from creditflow.credit.options import CreditOptions
-from creditflow.credit.references import change_references
+from creditflow.config.algorithm import AlgorithmKeys
+from creditflow.config.references import change_references
+from creditflow.credit.records import PROPAGATION_RULES
 from creditflow.errors import ConfigError, CreditflowError
 from creditflow.registry import Registry
 
-Options = TypeVar("Options", bound=CreditOptions)
 
-
-def with_loaded_files(options: Options, folder: Path) -> Options:
-    """`options` with absolute references, after everything that they name by file is loaded and registered.
+def with_loaded_files(section: AlgorithmKeys, folder: Path) -> AlgorithmKeys:
+    """`section` with absolute references, after everything that it names by file is loaded and registered.
 
     A relative file is looked up in `folder`, then in the working directory. Loading runs the file. Raises ConfigError,
     with the key and the reference, if that fails.
     """
-    values = {field.name: getattr(options, field.name) for field in fields(CreditOptions)}
+    values = section.model_dump()
     changed = load_named_files(values, folder)
-    return replace(options, **{name: value for name, value in changed.items() if value is not values[name]})
+    return section.model_copy(update={name: value for name, value in changed.items() if value != values[name]})
 
 
 def load_named_files(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -38,9 +37,12 @@ def load_named_files(options: Mapping[str, Any], folder: Path) -> dict[str, Any]
     def load(registry: Registry[Any], key: str, reference: str) -> str:
         full = absolute_reference(reference, folder)
         entry = _entry(registry, key, reference, full, folder)
-        function = fields(registry.record)[0].name if registry.record is not None else None
         name = f"{registry.key}: {full}"
-        if function is None:
+        function = fields(registry.record)[0].name if registry.record is not None else None
+        if registry is PROPAGATION_RULES:
+            methods = {part: _located(getattr(entry, part), name) for part in ("credit", "fit", "make_threshold")}
+            entry = type(entry.__name__, (entry,), {"name": full, "__doc__": entry.__doc__, **methods})
+        elif function is None:
             entry = _located_kind(entry, name)
         else:
             entry = replace(entry, **{function: _located(getattr(entry, function), name)})

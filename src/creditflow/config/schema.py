@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import copy
-import inspect
-from itertools import pairwise
 from typing import Any
 
 from creditflow._utils.sections import schema_of
+from creditflow.config.algorithm import rule_model
+from creditflow.config.presets import PRESETS
 from creditflow.config.recipe import Config
-from creditflow.credit.options import NUMBERS, CreditOptions, choices
-from creditflow.credit.presets import PRESETS
+from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES, RULE
 
 _INTERPOLATION = {"type": "string", "pattern": r"\$\{"}
-_OPEN = ("propagation", "adv_estimator")
-"""Options with registered values beside the built-in ones."""
 
 
 def json_schema() -> dict[str, Any]:
@@ -25,7 +21,7 @@ def json_schema() -> dict[str, Any]:
     required, because a recipe may extend another one.
     """
     schema = copy.deepcopy(schema_of(Config))
-    _describe_credit(schema["$defs"]["AlgorithmConfig"]["properties"])
+    _describe_credit(schema)
     schema["properties"]["extends"] = {"type": "string", "description": "The recipe that this one extends."}
     schema["$defs"]["PolicyConfig"]["properties"]["endpoint"]["anyOf"].append({"type": "string"})
     for section in (schema, *schema["$defs"].values()):
@@ -33,31 +29,20 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "creditflow recipe"}
 
 
-def _describe_credit(properties: dict[str, Any]) -> None:
-    """Add the descriptions, choices and bounds of the credit options."""
-    for name, text in _docstrings(CreditOptions).items():
-        properties[name]["description"] = text
-    for name, names in choices().items():
-        allowed = {"enum": list(names)}
-        properties[name] |= {"anyOf": [allowed, {"type": "string"}]} if name in _OPEN else allowed
-    properties["preset"]["anyOf"] = [{"enum": list(PRESETS)}, {"type": "null"}]
-    for name, (low, high, _) in NUMBERS.items():
-        properties[name] |= {"minimum": low, "maximum": high}
-
-
-def _docstrings(cls: type) -> dict[str, str]:
-    """The docstrings of a class's own fields."""
-    (node,) = ast.parse(inspect.getsource(cls)).body
-    assert isinstance(node, ast.ClassDef)
-    return {
-        field.target.id: inspect.cleandoc(text.value.value)
-        for field, text in pairwise(node.body)
-        if isinstance(field, ast.AnnAssign)
-        and isinstance(field.target, ast.Name)
-        and isinstance(text, ast.Expr)
-        and isinstance(text.value, ast.Constant)
-        and isinstance(text.value.value, str)
+def _describe_credit(schema: dict[str, Any]) -> None:
+    """Add the rules with their options, and the names of estimators and presets."""
+    properties = schema["$defs"]["AlgorithmConfig"]["properties"]
+    rules: dict[str, Any] = {
+        name: copy.deepcopy(schema_of(rule_model(rule))) for name, rule in PROPAGATION_RULES.items()
     }
+    for name, rule in rules.items():
+        rule["properties"] = {RULE: {"const": name}, **rule["properties"]}
+        rule["required"] = [RULE]
+    named = {"anyOf": [{"enum": list(rules)}, {"type": "string", "pattern": r"\.py:|\$\{"}]}
+    other = {"type": "object", "properties": {RULE: {"type": "string", "pattern": r"\.py:|\$\{"}}}
+    properties["propagation"] |= {"anyOf": [named, *rules.values(), other]}
+    properties["adv_estimator"] |= {"anyOf": [{"enum": list(ADVANTAGE_ESTIMATORS.names())}, {"type": "string"}]}
+    properties["preset"]["anyOf"] = [{"enum": list(PRESETS)}, {"type": "null"}]
 
 
 def _loosened(part: dict[str, Any]) -> dict[str, Any]:

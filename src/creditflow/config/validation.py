@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from creditflow._utils.sections import PluginSection, PolicySource
+from creditflow.config.presets import find_preset
 from creditflow.config.recipe import Config, optim_of, policies_in_use, trained_policies
 from creditflow.config.sections import DEFAULT_POLICY, SUM_NORM, AgentConfig, EndpointConfig, PolicyConfig
-from creditflow.credit.presets import find_preset
-from creditflow.credit.records import ADVANTAGE_ESTIMATORS
-from creditflow.credit.thresholds.base import make_threshold
 from creditflow.errors import ConfigError, did_you_mean
 from creditflow.monitoring.guard import specs
 from creditflow.monitoring.tracking import expect_names
@@ -20,8 +18,7 @@ def validate(config: Config) -> None:
     """Check a recipe beyond the types and bounds of its fields. Raises ConfigError."""
     if config.algorithm.preset is not None:
         find_preset(config.algorithm.preset)
-    config.algorithm.validate()
-    make_threshold(config.algorithm.propagation_threshold, config.team.agents)
+    config.algorithm.options().propagation.make_threshold(tuple(config.team.agents))
     _validate_training(config)
     _validate_agents(config.team.agents)
     _validate_ignored_fields(config.team.ignored_fields)
@@ -39,12 +36,13 @@ def _validate_training(config: Config) -> None:
         raise ConfigError(
             "team.workflow: expected package.module:function, file.py:function or scheme://..., got nothing"
         )
-    estimator = ADVANTAGE_ESTIMATORS[config.algorithm.adv_estimator]
-    if rollout.n < estimator.min_rollouts:
+    options = config.algorithm.options()
+    estimator, name = options.estimator, options.adv_estimator
+    if rollout.n == 1 and (estimator.relative or config.algorithm.filter_groups.enable):
+        what = f"{options.propagation} compares" if estimator.relative else "algorithm.filter_groups compares"
         raise ConfigError(
-            f"actor_rollout_ref.rollout.n: {config.algorithm.adv_estimator} expects at least {estimator.min_rollouts} "
-            f"rollouts of each task, got {rollout.n}: with fewer, tasks are compared, so hard tasks look like "
-            "bad responses; raise n (and lower data.train_batch_size for the same cost)"
+            f"actor_rollout_ref.rollout.n: {what} the rollouts of a task and would leave out every task with one; "
+            "expected at least 2, got 1 (lower data.train_batch_size for the same cost)"
         )
     if actor.ppo_mini_batch_size > config.data.train_batch_size:
         raise ConfigError(
@@ -59,13 +57,10 @@ def _validate_training(config: Config) -> None:
         )
     if trainer.critic_warmup and not estimator.critic:
         raise ConfigError(
-            f"trainer.critic_warmup: {trainer.critic_warmup}, but algorithm.adv_estimator: "
-            f"{config.algorithm.adv_estimator} has no critic"
+            f"trainer.critic_warmup: {trainer.critic_warmup}, but algorithm.adv_estimator: {name} has no critic"
         )
     if config.critic.central and not estimator.critic:
-        raise ConfigError(
-            f"critic.central: true, but algorithm.adv_estimator: {config.algorithm.adv_estimator} has no critic"
-        )
+        raise ConfigError(f"critic.central: true, but algorithm.adv_estimator: {name} has no critic")
     if config.critic.central and config.critic.context != "step":
         raise ConfigError(
             f"critic.context: {config.critic.context}, but critic.central: true reads the steps of all policies; "

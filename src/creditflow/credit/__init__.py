@@ -45,14 +45,26 @@ from creditflow.credit.analysis.explain import Explanation, explain
 from creditflow.credit.analysis.linter import LintFinding, check_groups
 from creditflow.credit.analysis.metrics import unreached_agents
 from creditflow.credit.assignment import Assignment, assign
-from creditflow.credit.estimators.base import Estimate, EstimatorInput
-from creditflow.credit.groups import Groups
-from creditflow.credit.options import CreditOptions
-from creditflow.credit.records import advantage_estimator, propagation_rule
-from creditflow.credit.rules.base import Credit, PropagationInput
+from creditflow.credit.records import (
+    Advantage,
+    Credit,
+    CreditOptions,
+    Estimate,
+    EstimatorInput,
+    Fit,
+    Groups,
+    Rewards,
+    Rule,
+    RuleInput,
+    advantage_estimator,
+    option,
+    propagation_rule,
+)
+from creditflow.credit.rules.base import OutcomeRule, ScoreRule
 from creditflow.credit.thresholds.base import BatchStats, Threshold, make_threshold, threshold_kind
 
 __all__ = [
+    "Advantage",
     "Assignment",
     "BatchStats",
     "Credit",
@@ -60,15 +72,21 @@ __all__ = [
     "Estimate",
     "EstimatorInput",
     "Explanation",
+    "Fit",
     "Groups",
     "LintFinding",
-    "PropagationInput",
+    "OutcomeRule",
+    "Rewards",
+    "Rule",
+    "RuleInput",
+    "ScoreRule",
     "Threshold",
     "advantage_estimator",
     "assign",
     "check_groups",
     "explain",
     "make_threshold",
+    "option",
     "propagation_rule",
     "threshold_kind",
     "unreached_agents",

@@ -7,11 +7,12 @@ trajectories with many turns, which are not a random sample, would dominate the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
+from creditflow.credit.records import CreditOptions, Groups, Rewards
 from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
 
 TIE_TOLERANCE = 1e-9
@@ -52,45 +53,24 @@ POLICY = "policy"
 LEVEL_NAMES = (*LEVELS, POLICY)
 
 
-@dataclass(frozen=True, slots=True)
-class Groups:
-    """The group of each of S steps. Steps without one have NaN, -1, 0 or False."""
-
-    group_S: Ints
-    """[S] id, unique within the batch; -1: none."""
-    level_S: Ints
-    """[S] index into LEVEL_NAMES: the level of the baseline, after any back-off; -1: none."""
-    size_S: Ints
-    """[S] number of trajectories in the group."""
-    mean_S: Floats
-    """[S] m: the mean over trajectories of each trajectory's mean."""
-    others_S: Floats
-    """[S] the same without the step's own trajectory."""
-    spread_S: Floats
-    """[S] the square root of `n/(n-1) * mean over trajectories of mean_t (c - m)^2`."""
-    tied_S: Bools
-    """[S] whether all values of the group are the same: `max - min <= 1e-9 * max(1, |m|)`."""
-    singletons: int
-    """Number of groups of one trajectory at the level `group_by`."""
-
-
 def compact(*columns: Ints) -> tuple[Ints, int]:
     """[S] codes from 0 for the distinct combinations of the columns' values, and the number of codes."""
     from creditflow.credit import kernels
 
-    code, n = np.zeros(len(columns[0]), dtype=np.int64), 1
-    affordable = 8 * code.size + 1024  # largest table of all pairs; beyond it, sorting the occurring pairs costs less
-    for column in columns:
-        low, high = int(column.min()), int(column.max())
-        digit, width = column, high - low + 1
-        if width == 1:
-            continue
-        if n * width > affordable:
-            low, (digit, width) = 0, _sorted_codes(column)
-        if n * width > affordable:
-            code, n = _sorted_codes(code * width + digit)
-        else:
-            n = kernels.refine(code, digit, low, width, np.zeros(n * width, dtype=np.int64))
+    low = [int(column.min()) for column in columns]
+    width = [int(column.max()) - least + 1 for column, least in zip(columns, low, strict=True)]
+    differ = [i for i, values in enumerate(width) if values > 1]
+    code = np.zeros(len(columns[0]), dtype=np.int64)
+    if not differ:
+        return code, 1
+    table_KS = np.stack([columns[i].astype(np.int64) - low[i] for i in differ])
+    # The largest table of all pairs; beyond it, sorting the occurring pairs costs less.
+    n = kernels.compact(table_KS, np.array([width[i] for i in differ]), 8 * code.size + 1024, code)
+    if n < 0:
+        code, n = _sorted_codes(table_KS[0])
+        for column in table_KS[1:]:
+            digit, values = _sorted_codes(column)
+            code, n = _sorted_codes(code * values + digit)
     return code, n
 
 
@@ -112,46 +92,22 @@ def shared_versions(batch: TrajectoryBatch, max_version_lag: int) -> Ints:
     return np.where(newest_S - batch.policy_version <= max_version_lag, newest_S, batch.policy_version)
 
 
-def codes_of_level(batch: TrajectoryBatch, level: str, stratum_S: Ints, max_version_lag: int = 0) -> Ints:
-    """[S] group codes at `level`, from its parts, policy, policy version (`shared_versions`) and stratum.
+def group_codes(batch: TrajectoryBatch, level: str, max_version_lag: int = 0, stratum_S: Ints | None = None) -> Ints:
+    """[S] group codes at `level`, a name of LEVEL_NAMES. Computed once and kept on the batch.
 
-    `stratum_S`: [S] the strata in force, -1 for none. `batch.stratum_of_step` also has labels of steps that must ignore
-    theirs.
+    From the level's parts, the policy, its version (`shared_versions`), and `stratum_S`: [S] the strata in force
+    (`Rewards.stratum_S`); None: groups of steps whose own score does not count.
     """
-    components = [_PARTS[part](batch) for part in LEVELS[level]]
-    return compact(*components, batch.policy_of_step, shared_versions(batch, max_version_lag), stratum_S)[0]
+    by_stratum = stratum_S is not None and bool((stratum_S >= 0).any())
 
+    def compute() -> Ints:
+        if level == POLICY:
+            return compact(batch.policy_of_step)[0]
+        columns = [_PARTS[part](batch) for part in LEVELS[level]]
+        columns += [batch.policy_of_step, shared_versions(batch, max_version_lag)]
+        return compact(*columns, *([] if stratum_S is None else [stratum_S]))[0]
 
-class BatchColumns:
-    """Columns of one batch that several stages of credit assignment read, each computed once, at its first use."""
-
-    def __init__(self, batch: TrajectoryBatch, stratum_S: Ints, max_version_lag: int = 0) -> None:
-        """`stratum_S`: [S] the strata in force, see `codes_of_level`; `max_version_lag`: see `shared_versions`."""
-        self.batch, self.stratum_S, self.max_version_lag = batch, stratum_S, max_version_lag
-        self._code_S: dict[str, Ints] = {}
-
-    def with_strata(self, stratum_S: Ints) -> BatchColumns:
-        """The columns of the same batch under the strata `stratum_S`; these columns if both are the same."""
-        if np.array_equal(self.stratum_S, stratum_S):
-            return self
-        return BatchColumns(self.batch, stratum_S, self.max_version_lag)
-
-    @cached_property
-    def sampled_S(self) -> Ints:
-        """[S] the number of sampled response tokens of each step."""
-        from creditflow.credit import kernels
-
-        return kernels.sampled_tokens(self.batch.token_offsets, self.batch.response_mask)
-
-    def code_S(self, level: str) -> Ints:
-        """[S] group codes at `level`, a name of LEVEL_NAMES."""
-        if level not in self._code_S:
-            self._code_S[level] = (
-                compact(self.batch.policy_of_step)[0]
-                if level == POLICY
-                else codes_of_level(self.batch, level, self.stratum_S, self.max_version_lag)
-            )
-        return self._code_S[level]
+    return batch.derived(f"codes {level} {max_version_lag} {by_stratum}", compute)
 
 
 def describe(batch: TrajectoryBatch, level: str, step: int, stratum: int, max_version_lag: int = 0) -> str:
@@ -171,7 +127,7 @@ def describe(batch: TrajectoryBatch, level: str, step: int, stratum: int, max_ve
     return " ".join(components + ([f"stratum={batch.stratum_names[stratum]}"] if stratum >= 0 else []))
 
 
-def group_statistics(columns: BatchColumns, values_S: Floats, trained_S: Bools, group_by: str) -> Groups:
+def group_statistics(rewards: Rewards, values_S: Floats, trained_S: Bools, options: CreditOptions) -> Groups:
     """Mean and spread of each trained step's group; masked steps are in no group.
 
     A step is alone if its trajectory is the only one in the group. It then takes the first group of BACK_OFF with at
@@ -180,54 +136,43 @@ def group_statistics(columns: BatchColumns, values_S: Floats, trained_S: Bools, 
     """
     from creditflow.credit import kernels
 
-    batch = columns.batch
-    groups = no_groups(batch.n_steps)
+    batch, groups = rewards.batch, no_groups(trained_S)
     members = np.flatnonzero(trained_S)
     everybody = members.size == batch.n_steps  # the usual case, which needs no selection
     values = values_S if everybody else values_S[members]
     trajectory = batch.trajectory_of_step if everybody else batch.trajectory_of_step[members]
     n_groups = singletons = 0
     missing = members.size
-    for level in (group_by, *BACK_OFF):
+    for level in (options.group_by, *BACK_OFF):
         if not missing:
             break
-        code_S = columns.code_S(level)
+        code_S = group_codes(batch, level, options.max_version_lag, rewards.stratum_S)
         code = code_S if everybody else code_S[members]
-        cells = cells_of(values, code, trajectory)
-        if not n_groups:
-            singletons = int((cells.size_G == 1).sum())
-        missing = kernels.fill_groups(
+        size = int(code.max()) + 1
+        missing, alone = kernels.group_level(
             members,
             code,
-            cells.cell,
-            cells.mean_C,
-            cells.size_G,
-            cells.mean_G,
-            spread_of(cells, code, values, cells.mean_G),
-            tied_groups(values, code, cells.mean_G),
-            n_groups,
-            LEVEL_NAMES.index(level),
-            groups.group_S,
-            groups.level_S,
-            groups.size_S,
-            groups.mean_S,
-            groups.others_S,
-            groups.spread_S,
-            groups.tied_S,
+            values,
+            trajectory,
+            TIE_TOLERANCE,
+            (size, n_groups, LEVEL_NAMES.index(level)),
+            (groups.group_S, groups.level_S, groups.group_size_S),
+            (groups.mean_S, groups.others_S, groups.spread_S, groups.tied_S),
         )
-        n_groups += len(cells.size_G)
+        singletons = singletons if n_groups else alone
+        n_groups += size
     return replace(groups, singletons=singletons)
 
 
-def no_groups(n_steps: int) -> Groups:
+def no_groups(trained_S: Bools) -> Groups:
     """Return groups without members: no step has a baseline."""
+    n_steps = len(trained_S)
     group_S, level_S, size_S = np.full(n_steps, -1), np.full(n_steps, -1), np.zeros(n_steps, dtype=np.int64)
     mean_S, others_S, spread_S = (np.full(n_steps, np.nan) for _ in range(3))
-    return Groups(group_S, level_S, size_S, mean_S, others_S, spread_S, np.zeros(n_steps, dtype=np.bool_), 0)
+    return Groups(trained_S, group_S, level_S, size_S, spread_S, np.zeros(n_steps, dtype=np.bool_), 0, mean_S, others_S)
 
 
-@dataclass(frozen=True, slots=True)
-class Cells:
+class Cells(NamedTuple):
     """The groups of one level over M member steps. `cell`: the part of one trajectory in one group."""
 
     cell: Ints
@@ -261,14 +206,6 @@ def spread_of(cells: Cells, code: Ints, values: Floats, mean_G: Floats) -> Float
     # n/(n-1) times the mean over n trajectories is their sum over n-1.
     total_G = np.bincount(cells.group_C, square_C, len(cells.size_G))
     return np.sqrt(total_G / np.maximum(cells.size_G - 1, 1))
-
-
-def tied_groups(values: Floats, code: Ints, mean_G: Floats) -> Bools:
-    """[G] whether all values of a group are the same, up to rounding."""
-    from creditflow.credit import kernels
-
-    low_G, high_G = kernels.low_and_high(values, code, len(mean_G))
-    return np.asarray(high_G - low_G <= TIE_TOLERANCE * np.maximum(1.0, np.abs(mean_G)))
 
 
 def _cells(code: Ints, trajectory: Ints) -> tuple[Ints, Ints, int]:

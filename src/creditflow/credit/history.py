@@ -36,7 +36,7 @@ class Observations:
     agent_S: Ints
     """[S] the agent of each step."""
     bin_S: Ints
-    """[S] the bin of its score (`creditflow.credit.posteriors.BINS`); -1: unscored."""
+    """[S] the bin of its score (`creditflow.credit.fits.posteriors.BINS`); -1: unscored."""
     success_C: Floats
     """[C] the outcome, from 0 to 1; -1: unknown."""
 

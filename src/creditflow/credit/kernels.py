@@ -36,11 +36,17 @@ def flow_up(
     share_S: Floats,
     gamma: float,
     received_S: Floats,
+    reached_S: NDArray[np.uint8],
 ) -> None:
-    """Add `gamma * sum over children k of share_k * gate_k * h_k` to `received_S`, with h = own + received."""
+    """Add `gamma * sum over children k of share_k * gate_k * h_k` to `received_S`, with h = own + received.
+
+    Adds to `reached_S` the bits that children pass through open gates.
+    """
     for e in range(child_E.size - 1, -1, -1):
         k, t = child_E[e], parent_E[e]
         received_S[t] += gamma * share_S[k] * (gate_S[k] * (own_S[k] + received_S[k]))
+        if gamma > 0.0:
+            reached_S[t] |= reached_S[k] * (gate_S[k] > 0.0)
 
 
 @_compiled
@@ -99,6 +105,7 @@ def gae(
     reward_S: Floats,
     token_reward_T: Floats,
     gate_S: Floats,
+    kept_S: Floats,
     share_S: Floats,
     discounts: tuple[float, float, float, float],
     down_S: Floats,
@@ -109,8 +116,9 @@ def gae(
 
     `down_S`: the part received from children. `first_S`: the advantage at the first trained token, 0 without one.
     `moments_S`: moments of the token advantages, as in `moments_of_steps`; `gae_tokens` computes the advantages again
-    when needed. `discounts`: gamma, lam, gamma_token, lam_token. `token_reward_T` may be empty: a reward at the last
-    token only. See `creditflow.credit.estimators.gae` for the formula.
+    when needed. `kept_S`: the part that a step does not pass on. `discounts`: gamma, lam, gamma_token, lam_token.
+    `token_reward_T` may be empty: a reward at the last token only. See `creditflow.credit.estimators.gae` for the
+    formula.
     """
     gamma, lam, gamma_token, lam_token = discounts
     e = child_E.size - 1
@@ -137,7 +145,7 @@ def gae(
         moments_S[s, 3], moments_S[s, 4] = low, high
         first_S[s] = advantage
         # A step without trained tokens has no value; it passes on its reward.
-        worth = value + lam * advantage if n else last
+        worth = (value + lam * advantage if n else last) - kept_S[s]
         while e >= 0 and child_E[e] == s:
             t = parent_E[e]
             down_S[t] += gamma * share_S[s] * (gate_S[s] * worth)
@@ -176,16 +184,6 @@ def gae_tokens(
             value = values_T[j]
             n += 1
             out_T[j] = weight * ((advantage - baseline - shift) / divisor)
-
-
-@_compiled
-def sampled_tokens(token_offsets: Ints, trained_T: Bools) -> Ints:
-    """[S] the number of sampled tokens of each step."""
-    count_S = np.zeros(token_offsets.size - 1, dtype=np.int64)
-    for s in range(token_offsets.size - 1):
-        for j in range(token_offsets[s], token_offsets[s + 1]):
-            count_S[s] += trained_T[j]
-    return count_S
 
 
 @_compiled
@@ -273,30 +271,26 @@ def powers(base: float, n: int) -> Floats:
 
 
 @_compiled
-def low_and_high(values: Floats, code: Ints, n: int) -> tuple[Floats, Floats]:
-    """[n] the minimum and maximum of each code's values; infinities for a code that does not occur."""
-    low, high = np.full(n, np.inf), np.full(n, -np.inf)
-    for i in range(values.size):
-        low[code[i]] = min(low[code[i]], values[i])
-        high[code[i]] = max(high[code[i]], values[i])
-    return low, high
+def compact(table_KS: Ints, width_K: Ints, affordable: int, code: Ints) -> int:
+    """Write codes of the table's columns, in order without gaps; return their number, -1 if a table of pairs is larger.
 
-
-@_compiled
-def refine(code: Ints, column: Ints, low: int, width: int, rank: Ints) -> int:
-    """Replace each code by one of (code, entry of the column), in order without gaps; return the number of codes.
-
-    `rank`: zeros, one for each possible pair: `width` for each code.
+    `table_KS`: values from 0, below `width_K`. `code`: zeros.
     """
-    for i in range(code.size):
-        code[i] = code[i] * width + column[i] - low
-        rank[code[i]] = 1
-    n = 0
-    for k in range(rank.size):
-        n += rank[k]
-        rank[k] = n - 1
-    for i in range(code.size):
-        code[i] = rank[code[i]]
+    n = 1
+    for k in range(width_K.size):
+        width = width_K[k]
+        if n * width > affordable:
+            return -1
+        rank = np.zeros(n * width, dtype=np.int64)
+        for i in range(code.size):
+            code[i] = code[i] * width + table_KS[k, i]
+            rank[code[i]] = 1
+        n = 0
+        for j in range(rank.size):
+            n += rank[j]
+            rank[j] = n - 1
+        for i in range(code.size):
+            code[i] = rank[code[i]]
     return n
 
 
@@ -320,39 +314,63 @@ def number_cells(code: Ints, trajectory: Ints, n: int, cell: Ints, code_C: Ints)
 
 
 @_compiled
-def fill_groups(
+def group_level(
     members: Ints,
     code: Ints,
-    cell: Ints,
-    mean_C: Floats,
-    size_G: Ints,
-    mean_G: Floats,
-    spread_G: Floats,
-    tied_G: Bools,
-    first_group: int,
-    level: int,
-    group_S: Ints,
-    level_S: Ints,
-    size_S: Ints,
-    mean_S: Floats,
-    others_S: Floats,
-    spread_S: Floats,
-    tied_S: Bools,
-) -> int:
-    """Write the group of each member without one, if it has two trajectories; return how many members have none yet."""
-    missing = 0
+    values: Floats,
+    trajectory: Ints,
+    tie: float,
+    numbers: tuple[int, int, int],
+    places: tuple[Ints, Ints, Ints],
+    results: tuple[Floats, Floats, Floats, Bools],
+) -> tuple[int, int]:
+    """Write the group of each member without one, if it has two trajectories.
+
+    `numbers`: of groups, of the first group, of the level. `places`: group, level and size; `results`: mean, mean of
+    the others, spread and tied, each [S]; see `Groups`. Returns how many members have no group yet, and the number of
+    groups of one trajectory.
+    """
+    n, first_group, level = numbers
+    group_S, level_S, size_S = places
+    mean_S, others_S, spread_S, tied_S = results
+    cell, code_C = np.empty_like(code), np.empty_like(code)
+    n_cells = number_cells(code, trajectory, n, cell, code_C)
+    steps_C, mean_C, square_C = np.zeros(n_cells), np.zeros(n_cells), np.zeros(n_cells)
+    size_G, mean_G, spread_G = np.zeros(n, dtype=np.int64), np.zeros(n), np.zeros(n)
+    low_G, high_G = np.full(n, np.inf), np.full(n, -np.inf)
+    for i in range(members.size):
+        steps_C[cell[i]] += 1
+        mean_C[cell[i]] += values[i]
+        low_G[code[i]] = min(low_G[code[i]], values[i])
+        high_G[code[i]] = max(high_G[code[i]], values[i])
+    for c in range(n_cells):
+        mean_C[c] /= steps_C[c]
+        size_G[code_C[c]] += 1
+        mean_G[code_C[c]] += mean_C[c]
+    for g in range(n):
+        mean_G[g] /= max(size_G[g], 1)
+    for i in range(members.size):
+        square_C[cell[i]] += (values[i] - mean_G[code[i]]) ** 2
+    for c in range(n_cells):
+        spread_G[code_C[c]] += square_C[c] / steps_C[c]
+    alone = missing = 0
+    for g in range(n):
+        # n/(n-1) times the mean over n trajectories is their sum over n-1.
+        spread_G[g] = np.sqrt(spread_G[g] / max(size_G[g] - 1, 1))
+        alone += size_G[g] == 1
     for i in range(members.size):
         s, g = members[i], code[i]
         if group_S[s] >= 0:
             continue
-        n = size_G[g]
-        if n < 2:
+        size = size_G[g]
+        if size < 2:
             missing += 1
             continue
-        group_S[s], level_S[s], size_S[s] = first_group + g, level, n
-        mean_S[s], spread_S[s], tied_S[s] = mean_G[g], spread_G[g], tied_G[g]
-        others_S[s] = (n * mean_G[g] - mean_C[cell[i]]) / (n - 1)
-    return missing
+        group_S[s], level_S[s], size_S[s] = first_group + g, level, size
+        mean_S[s], spread_S[s] = mean_G[g], spread_G[g]
+        tied_S[s] = high_G[g] - low_G[g] <= tie * max(1.0, abs(mean_G[g]))
+        others_S[s] = (size * mean_G[g] - mean_C[cell[i]]) / (size - 1)
+    return missing, alone
 
 
 @_compiled

@@ -7,37 +7,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from creditflow.credit.estimators.base import AdvantageScale, CriticTerms
-from creditflow.credit.groups import (
-    EPSILON,
-    LEVEL_NAMES,
-    TIE_TOLERANCE,
-    BatchColumns,
-    cells_of,
-    leave_one_out_mean,
-)
-from creditflow.credit.options import CreditOptions
+from creditflow.credit.groups import EPSILON, LEVEL_NAMES, TIE_TOLERANCE, cells_of, group_codes, leave_one_out_mean
+from creditflow.credit.records import Advantage, CreditOptions, Groups, Rewards
+from creditflow.credit.rules.base import ScoreRule
 from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
 
 
-def critic_tokens(
-    batch: TrajectoryBatch, options: CreditOptions, critic: CriticTerms, scale: AdvantageScale, out_T: NDArray[Any]
-) -> None:
-    """Write a critic's advantages to `out_T`; 0 at tokens that were not sampled or whose step does not learn."""
+def write_tokens(advantage: Advantage, batch: TrajectoryBatch, options: CreditOptions, out_T: NDArray[Any]) -> None:
+    """Write the advantage of each sampled response token to `out_T` [T], 0 at the others."""
     from creditflow.credit import kernels
 
-    kernels.gae_tokens(
-        batch.token_offsets,
-        batch.response_mask,
-        critic.values_T,
-        critic.reward_S + critic.down_S,
-        critic.token_reward_T,
-        options.gamma_token,
-        options.lam_token,
-        (scale.weight_S, scale.baseline_S, scale.shift_S, scale.divisor_S),
-        scale.learns_S,
-        out_T,
-    )
+    critic, tokens = advantage.critic, (batch.token_offsets, batch.response_mask)
+    if advantage.advantage_T is not None:
+        out_T[:] = advantage.advantage_T
+    elif advantage.unscaled_T is not None:
+        kernels.scale_tokens(advantage.unscaled_T, advantage.factors, *tokens, advantage.learns_S, out_T)
+    elif critic is not None:
+        terms = (critic.values_T, critic.reward_S + critic.down_S, critic.token_reward_T)
+        discounts = (options.gamma_token, options.lam_token)
+        kernels.gae_tokens(*tokens, *terms, *discounts, advantage.factors, advantage.learns_S, out_T)
+    else:
+        spread_over_tokens(advantage.advantage_S, batch, out_T)
 
 
 def spread_over_tokens(values_S: Floats, batch: TrajectoryBatch, out_T: NDArray[Any]) -> None:
@@ -55,36 +45,33 @@ def at_first_token(batch: TrajectoryBatch, values_T: Floats, otherwise: Floats |
     return np.where(first_S >= 0, values_T[first_S] if values_T.size else np.nan, otherwise)
 
 
-def token_terms(
-    columns: BatchColumns,
-    rho_T: Floats,
-    sub_reward_S: Floats,
-    over_S: Bools,
-    level_S: Ints,
-    *,
-    weight: float,
-    gamma_token: float,
-    scaled: bool,
-) -> Floats:
-    """[T] `u_j = weight / L * sum over trained j' >= j of gamma_token^(j' - j) * (rho_j' - m)`.
+def paid_by_token(rewards: Rewards) -> Bools:
+    """[S] scored steps with sampled tokens."""
+    paid_S: Bools = rewards.scored_S & (rewards.batch.sampled_of_step > 0)
+    return paid_S
+
+
+def token_terms(rewards: Rewards, groups: Groups, options: CreditOptions, *, scaled: bool) -> Floats:
+    """[T] `u_j = w_r / L * sum over trained j' >= j of gamma_token^(j' - j) * (rho_j' - m)`, for trained, scored steps.
 
     If `scaled`, u is divided by its spread, computed over tokens like the spread of credit. m: the mean over the
     group's other trajectories of their mean sub-reward; L: the mean over the group's trajectories of their mean trained
     length. u is 0 without m, or without a spread to divide by. Like in PRIME (arXiv 2502.01456), u is a return-to-go
     against a leave-one-out mean; here it is a separate term, added to the step's advantage.
-
-    `over_S`: [S] trained, scored steps with sampled tokens. `level_S`: [S] the level of each step's baseline, see
-    `Groups`.
     """
     from creditflow.credit import kernels
 
-    batch = columns.batch
-    length_S, over = columns.sampled_S.astype(np.float64), np.flatnonzero(over_S)
+    batch, rule, rho_T, gamma_token = rewards.batch, options.propagation, rewards.token_score_T, options.gamma_token
+    assert rho_T is not None, "the caller has seen to it"
+    assert isinstance(rule, ScoreRule), "it pays scores"
+    over_S = paid_by_token(rewards) & groups.trained_S & (groups.group_S >= 0)
+    level_S, sub_reward_S, weight = groups.level_S, rewards.sub_reward_S, rule.w_r
+    length_S, over = batch.sampled_of_step.astype(np.float64), np.flatnonzero(over_S)
     mean_S, part_S, divisor_S = np.zeros(batch.n_steps), np.zeros(batch.n_steps), np.ones(batch.n_steps)
     pays_S = np.zeros(batch.n_steps, dtype=np.bool_)
     levels = np.unique(level_S[over])
     for level in levels[levels >= 0].tolist():
-        code_S = columns.code_S(LEVEL_NAMES[level])
+        code_S = group_codes(batch, LEVEL_NAMES[level], options.max_version_lag, rewards.stratum_S)
         others = leave_one_out_mean(sub_reward_S, over_S, code_S, batch.trajectory_of_step, over)
         # The spread covers all members of the group, including those with a baseline at another level.
         member, others = over[~np.isnan(others)], others[~np.isnan(others)]

@@ -69,6 +69,52 @@ class TrajectoryBatch(Columns):
         """[S, K] whether the score exists and is ok."""
         return np.equal(self.score_status, OK)
 
+    @property
+    def sampled_of_step(self) -> Ints:
+        """[S] the number of sampled response tokens."""
+
+        def compute() -> Ints:
+            first_S, counts_S = self.token_offsets[:-1], np.zeros(self.n_steps, dtype=np.int64)
+            at = np.flatnonzero(np.diff(self.token_offsets))
+            if at.size:  # empty steps add nothing between their neighbours
+                counts_S[at] = np.add.reduceat(self.response_mask, first_S[at], dtype=np.int64)
+            return counts_S
+
+        return self.derived("sampled", compute)
+
+    @property
+    def parents_of_step(self) -> Ints:
+        """[S] the number of parents."""
+        return self.derived("parents", lambda: np.bincount(self.edge_child, minlength=self.n_steps))
+
+    @property
+    def share_of_step(self) -> Floats:
+        """[S] the share of the credit that the step passes which each parent gets: it is divided evenly."""
+        return self.derived("shares", lambda: 1.0 / np.maximum(self.parents_of_step, 1))
+
+    @property
+    def is_answer_step(self) -> Bools:
+        """[S] the answer steps: those named by the workflow, else the last of the trajectory."""
+
+        def compute() -> Bools:
+            trajectory_S = self.trajectory_of_step
+            named_N = np.bincount(trajectory_S[self.is_answer], minlength=self.n_trajectories) > 0
+            last_S = np.append(trajectory_S[1:] != trajectory_S[:-1], True)
+            answer_S: Bools = self.is_answer | (last_S & ~named_N[trajectory_S])
+            return answer_S
+
+        return self.derived("answers", compute)
+
+    @property
+    def answers_of_step(self) -> Ints:
+        """[S] the number of answer steps of the step's trajectory, at least 1."""
+
+        def compute() -> Ints:
+            answers_N = np.bincount(self.trajectory_of_step[self.is_answer_step], minlength=self.n_trajectories)
+            return np.maximum(answers_N, 1)[self.trajectory_of_step]
+
+        return self.derived("answers_of_step", compute)
+
     def sampled_by(self, *policies: str) -> Bools:
         """[S] whether a policy of these names generated the step."""
         return np.isin(self.policy_names, policies)[self.policy_of_step]

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from creditflow._utils.loading import is_reference, load_object
-from creditflow.credit.options import CreditOptions
-from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES
+from creditflow.credit.records import CreditOptions, make_rule
+from creditflow.credit.rules.base import SharingRule
 from creditflow.credit.thresholds.base import BatchStats, Threshold
 from creditflow.errors import ConfigError, CreditflowError, did_you_mean
 from creditflow.monitoring.catalog import Names, expect_known, matching
@@ -36,6 +36,8 @@ ACTIONS = WARN, SET_THRESHOLD, FALLBACK, RESTORE, STOP = (
 )
 _COMMON_OPTIONS = ("kind", "metric", "over", "action", "cool_down", "to", "unless")
 """Options of every rule; the others belong to its kind."""
+_OF_GATES = ("propagation/pass_rate", "propagation/threshold", "propagation/forced_open", "credit/gated_off")
+"""Beginnings of the metrics that only propagation rules with gates have."""
 
 
 class GuardStop(CreditflowError):
@@ -193,7 +195,8 @@ class Guard:
         """Build the guard of `guard.rules`. Raises ConfigError for an invalid rule or an unknown metric.
 
         The message names the nearest known metric. `names`: the recipe's agents, reward functions, policies and rules.
-        `has_outcome`: whether a reward function computes the outcome. `folder`: the base of `file.py:kind`.
+        `has_outcome`: whether a reward function computes the outcome. `folder`: the base of `file.py:kind`. Rules that
+        watch gates are left out if the propagation rule has none.
         """
         entries = specs(rules, folder)
         for rule in entries:
@@ -201,7 +204,9 @@ class Guard:
             for option, metric in (("metric", rule.metric), ("over", rule.over), ("unless.metric", unless)):
                 if metric is not None:
                     expect_known(metric, names, f"{KEY}.{rule.name}.{option}")
-        return cls([_possible(rule, options, has_outcome=has_outcome) for rule in entries])
+        gated = options.propagation.gated
+        watched = [rule for rule in entries if gated or not rule.metric.startswith(_OF_GATES)]
+        return cls([_possible(rule, options, has_outcome=has_outcome) for rule in watched])
 
     @property
     def fallback(self) -> bool:
@@ -221,7 +226,7 @@ class Guard:
 
     def _look(self, step: int, rule: RuleSpec, metrics: Mapping[str, float]) -> Iterator[GuardEvent]:
         if self.fallback and rule.metric.startswith("propagation/"):
-            return  # all gates are open during a fallback
+            return  # a fallback has no gates
         over = metrics.get(rule.over) if rule.over is not None else None
         for name in matching(rule.metric, metrics):
             watch = self.watches.setdefault((rule.name, name), _Watch(rule.make()))
@@ -272,9 +277,8 @@ class Guard:
         if not self.fallback:
             return options
         # `identical` has a baseline, so an estimator without one makes way for GRPO.
-        relative = ADVANTAGE_ESTIMATORS[options.adv_estimator].relative
-        estimator = "grpo" if relative else options.adv_estimator
-        return replace(options, propagation="identical", shared_reward="outcome", adv_estimator=estimator)
+        estimator = "grpo" if options.estimator.relative else options.adv_estimator
+        return replace(options, propagation=make_rule("identical"), adv_estimator=estimator)
 
     def threshold(self, threshold: Threshold) -> Threshold:
         """The threshold in force."""
@@ -421,14 +425,15 @@ def _expect_agreement(rules: Sequence[RuleSpec]) -> None:
 
 def _possible(rule: RuleSpec, options: CreditOptions, *, has_outcome: bool) -> RuleSpec:
     """`rule`, reduced to a warning if its action would have no effect or leave nothing to learn from."""
-    theta, rule_in_force = options.propagation_threshold, PROPAGATION_RULES[options.propagation]
+    rule_in_force = options.propagation
+    theta = getattr(rule_in_force, "theta", None)
     notes = []
     if rule.action == FALLBACK and not has_outcome:
         notes.append("there is no outcome to fall back to")
-    if rule.action == FALLBACK and rule_in_force.shares and options.shared_reward == "outcome":
-        notes.append(f"credit is the shared global reward already ({options.propagation})")
+    if rule.action == FALLBACK and isinstance(rule_in_force, SharingRule) and rule_in_force.shared_reward == "outcome":
+        notes.append(f"credit is the shared global reward already ({rule_in_force})")
     if rule.action == SET_THRESHOLD and not rule_in_force.gated:
-        notes.append(f"there is no threshold to lower ({options.propagation})")
+        notes.append(f"there is no threshold to lower ({rule_in_force})")
     elif rule.action == SET_THRESHOLD and rule.to is not None and isinstance(theta, int | float) and theta <= rule.to:
         notes.append(f"the threshold is {theta:g} already")
     return replace(rule, action=WARN, note=notes[0]) if notes else rule

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from creditflow.credit.decompose import outcome_of
+from creditflow.credit.rewards import outcome_of
 from creditflow.data import (
     NOT_MATCHED,
     OK,

@@ -115,7 +115,7 @@ def tied_events(
     `terms`: the other terms of the loss. Without them, no pass is computed in such a step. `past`: the lines of the
     run's `events.jsonl`.
     """
-    trained = int(assignment.trained_S.sum())
+    trained = int(assignment.groups.trained_S.sum())
     if not terms or not trained or assignment.token_advantages().any():
         return []
     note = (
@@ -182,7 +182,7 @@ def idle_gate_summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     frozen = any(row.get("groups/frozen_steps") for row in rows)  # a gate that masks steps has an effect
     if not moved or any(moved) or frozen:
         return []
-    return [f"the gate changed no credit in {_training_steps(len(moved))}: credit was that of propagation none"]
+    return [f"the gate changed no credit in {_training_steps(len(moved))}: credit was that of the rule own"]
 
 
 def failure_text(function: FunctionReport) -> str:

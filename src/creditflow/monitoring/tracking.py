@@ -13,7 +13,7 @@ from importlib import metadata
 from typing import Any
 
 from creditflow.credit import Assignment
-from creditflow.credit.decompose import outcome_of
+from creditflow.credit.rewards import outcome_of
 from creditflow.errors import ConfigError, first_line
 from creditflow.monitoring.trackers.base import KEY, TRACKERS, FinalReport, TrackedRun, Tracker
 
@@ -131,7 +131,7 @@ def final_rows(assignment: Assignment) -> list[list[Any]]:
 
 
 def _rows(assignment: Assignment, trajectories: Iterable[int]) -> list[list[Any]]:
-    batch, rows = assignment.batch, []
+    batch, gate_open_S, rows = assignment.batch, assignment.credit.gate_open_S, []
     for trajectory in trajectories:
         for s in (batch.trajectory_of_step == trajectory).nonzero()[0].tolist():
             outcome = outcome_of(batch, s)
@@ -142,11 +142,11 @@ def _rows(assignment: Assignment, trajectories: Iterable[int]) -> list[list[Any]
                     batch.agent_names[batch.agent_of_step[s]],
                     batch.prompts[s][:_TEXT],
                     batch.responses[s][:_TEXT],
-                    float(assignment.sub_reward_S[s]),
+                    float(assignment.rewards.sub_reward_S[s]),
                     None if outcome is None else float(outcome.rescaled),
-                    bool(assignment.gate_open_S[s]),
-                    float(assignment.credit_S[s]),
-                    float(assignment.advantage_S[s]),
+                    None if gate_open_S is None else bool(gate_open_S[s]),
+                    float(assignment.credit.total_S[s]),
+                    float(assignment.advantage.advantage_S[s]),
                 ]
             )
     return rows

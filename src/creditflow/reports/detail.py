@@ -12,8 +12,7 @@ import numpy as np
 from creditflow._utils.files import json_ready
 from creditflow.config import leaves
 from creditflow.credit import Assignment, explain
-from creditflow.credit.records import FORMULA, NOTHING, PROPAGATION_RULES, UNKNOWN
-from creditflow.credit.rules.base import parent_counts, shares
+from creditflow.credit.records import NOTHING, UNKNOWN
 from creditflow.data import TRAJECTORY_STATUSES, TrajectoryBatch
 from creditflow.errors import UnknownIdError
 from creditflow.reports.text import cut
@@ -71,13 +70,13 @@ def _node(batch: TrajectoryBatch, a: Assignment | None, s: int, *, first_error: 
     }
     if a is not None:
         node |= {
-            "sub_reward": float(a.sub_reward_S[s]) if a.scored_S[s] else None,
-            "failed": bool(a.failed_S[s]),
-            "gate_open": bool(a.gate_open_S[s]),
-            "threshold": float(a.threshold_S[s]),
-            "trained": bool(a.trained_S[s]),
-            "credit": float(a.credit_S[s]),
-            "advantage": float(a.advantage_S[s]),
+            "sub_reward": float(a.rewards.sub_reward_S[s]) if a.rewards.scored_S[s] else None,
+            "failed": bool(a.rewards.failed_S[s]),
+            "gate_open": None if a.credit.gate_open_S is None else bool(a.credit.gate_open_S[s]),
+            "threshold": None if a.credit.threshold_S is None else float(a.credit.threshold_S[s]),
+            "trained": bool(a.groups.trained_S[s]),
+            "credit": float(a.credit.total_S[s]),
+            "advantage": float(a.advantage.advantage_S[s]),
         }
     return dict(json_ready(node))
 
@@ -86,8 +85,8 @@ def _edges(batch: TrajectoryBatch, a: Assignment | None, start: int, stop: int) 
     first, last = np.searchsorted(batch.edge_child, (start, stop))
     child_E, parent_E = batch.edge_child[first:last], batch.edge_parent[first:last]
     flow_E = None if a is None else _flow(batch, a, child_E)
-    gated = a is not None and PROPAGATION_RULES[a.options.propagation].flows == FORMULA
-    open_E = a.gate_S[child_E] if a is not None and gated else np.ones(len(child_E))
+    gate_S = None if a is None else a.credit.gate_S
+    open_E = np.ones(len(child_E)) if gate_S is None else gate_S[child_E]
     return [
         {
             "parent": int(parent - start),
@@ -101,13 +100,12 @@ def _edges(batch: TrajectoryBatch, a: Assignment | None, start: int, stop: int) 
 
 def _flow(batch: TrajectoryBatch, a: Assignment, child_E: Any) -> Any:
     """Credit that flows back along each edge, by docs/concepts/credit.md; None if the rule's flow is unknown."""
-    moves = PROPAGATION_RULES[a.options.propagation].flows
-    if moves == UNKNOWN:
-        return None
-    if moves == NOTHING:
+    flow, gate_S = a.options.propagation.flow, a.credit.gate_S
+    if flow == NOTHING:
         return np.zeros(len(child_E))
-    share_S = shares(parent_counts(batch))
-    return a.options.gamma * (share_S * a.gate_S * (a.own_S + a.received_S))[child_E]
+    if flow == UNKNOWN or gate_S is None:
+        return None
+    return a.options.gamma * (batch.share_of_step * gate_S * (a.credit.own_S + a.credit.received_S))[child_E]
 
 
 def step_detail(recorded: Recorded, step_id: str, token: int | None, spelling: Spelling) -> dict[str, Any]:

@@ -79,12 +79,16 @@ def credit_by_position(ledger: Ledger) -> RunFigure:
 
 
 def gates(ledger: Ledger) -> RunFigure:
-    """Draw the share of open gates, and of withheld credit, by agent over training."""
+    """Draw the share of open gates, and of withheld credit, by agent over training.
+
+    Raises InputError for a run without gates.
+    """
     rows = _ask(
         ledger,
         "SELECT agent, training_step, avg(gate_open::INT) FILTER (WHERE scored), "
         "sum(abs(withheld)) FILTER (WHERE NOT isnan(withheld)) / nullif(sum(abs(credit) + abs(withheld)), 0) "
         "FROM steps WHERE step_id IS NOT NULL AND credit IS NOT NULL GROUP BY ALL ORDER BY ALL",
+        "recorded credit of a rule with gates",
     )
     return _over_training(
         rows, ("open gates of scored steps", "share"), ("credit that gates withheld", "share of all credit")
@@ -102,16 +106,16 @@ def reward_functions(ledger: Ledger) -> RunFigure:
     return _over_training(rows, ("reward functions", "mean score"), ("scores that failed", "share"))
 
 
-def _ask(ledger: Ledger, query: str) -> list[tuple[Any, ...]]:
+def _ask(ledger: Ledger, query: str, expected: str = "recorded steps with credit or scores") -> list[tuple[Any, ...]]:
     """The rows of a query. Raises InputError if the run has nothing to draw."""
     import duckdb
 
     try:
         rows: list[tuple[Any, ...]] = connect(ledger).execute(query).fetchall() if ledger.steps else []
-    except duckdb.BinderException:  # no step file has credit
+    except duckdb.BinderException:  # no step file has such columns
         rows = []
     if not rows:
-        raise InputError(f"{ledger.path}: expected recorded steps with credit or scores, found none")
+        raise InputError(f"{ledger.path}: expected {expected}, found none")
     return rows
 
 

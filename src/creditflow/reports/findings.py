@@ -323,11 +323,13 @@ def withheld_credit(tables: Tables) -> Iterator[Finding]:
     if not n_tests or 0.5**most > ERROR_RATE / n_tests:
         yield _unknown("withheld_credit", f"whether credit is withheld: {most} training steps with credit are too few")
         return
-    bound, threshold = ERROR_RATE / n_tests, {"kind": "quantile", "target_pass_rate": 0.8}
+    bound, lower = ERROR_RATE / n_tests, None
+    if tables.setting("algorithm.propagation.rule", "threshold") == "threshold":
+        threshold = {"kind": "quantile", "target_pass_rate": 0.8}
+        lower = Change("algorithm.propagation.theta", threshold, "a threshold that four of five steps pass")
     for agent, shares in gated.items():
         sentence = f"The gates of {agent} withhold {_share(median(shares))} of the credit that reaches them."
-        change = Change("algorithm.propagation_threshold", threshold, "a threshold that four of five steps pass")
-        yield from _withheld(shares, bound, sentence, "of the credit", f"credit/gated_off/{agent}", change)
+        yield from _withheld(shares, bound, sentence, "of the credit", f"credit/gated_off/{agent}", lower)
     for agent, shares in masked.items():
         sentence = f"{_share(median(shares))} of the steps of {agent} are masked and train nothing."
         metric = _present(tables, f"groups/frozen/{agent}") or _present(tables, "groups/masked_steps")
@@ -335,7 +337,7 @@ def withheld_credit(tables: Tables) -> Iterator[Finding]:
 
 
 def _withheld(
-    shares: Sequence[float], bound: float, sentence: str, of: str, metric: str | None, change: Change
+    shares: Sequence[float], bound: float, sentence: str, of: str, metric: str | None, change: Change | None
 ) -> Iterator[Finding]:
     """The finding, if it is certain that more than half of the training steps are above `_WITHHELD`."""
     n = sum(share > _WITHHELD for share in shares)
@@ -348,8 +350,9 @@ def _withheld(
 
 
 def _unmask(tables: Tables) -> Change:
-    if tables.setting("algorithm.on_closed_gate", "cut") == "freeze":
-        return Change("algorithm.on_closed_gate", "cut", "steps upstream of a failure train with their own credit")
+    key = "algorithm.propagation.on_closed_gate"
+    if tables.setting(key, "cut") == "freeze":
+        return Change(key, "cut", "steps upstream of a failure train with their own credit")
     return _longer_timeout(tables, "fewer scores fail by their time limit")
 
 
@@ -433,11 +436,8 @@ def unreached_agents(tables: Tables) -> Iterator[Finding]:
     if not reach:
         yield _unknown("unreached_agents", "which agents a signal reaches: credit/reach is not on record")
         return
-    to_all = Change("algorithm.outcome_to", "all", "the outcome reaches every step")
-    useful = (
-        tables.setting("algorithm.outcome_to", "auto") != "all"
-        and tables.setting("algorithm.adv_estimator", "grpo") != "gae"
-    )
+    to_all = Change("algorithm.propagation.outcome_to", "all", "the outcome reaches every step")
+    useful = tables.setting(to_all.key, "all") != "all" and tables.setting("algorithm.adv_estimator", "grpo") != "gae"
     for agent, shares in reach.items():
         if max(shares) == 0:
             yield Finding(

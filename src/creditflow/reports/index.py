@@ -41,8 +41,11 @@ _KEPT_DAYS = 30
 """Days after which an unused index is deleted."""
 
 _SQL = resources.files("creditflow.reports")
-_CREDIT = ("scored", "failed", "gate_open", "threshold", "trained", "credit", "withheld", "advantage")
-"""Columns of a step file with credit."""
+_CREDIT = {
+    **dict.fromkeys(("scored", "failed", "gate_open", "trained"), "BOOLEAN"),
+    **dict.fromkeys(("threshold", "credit", "withheld", "advantage"), "DOUBLE"),
+}
+"""Columns of a step file with credit, and their SQL types; those of gates exist only for rules with gates."""
 NUMBER = f'({TRAINING_STEP.split(" AS ")[0]}::BIGINT << 32) + file_row_number - coalesce("index", 0)'
 _BIN = (
     f"CASE WHEN abs(advantage) < 1e-12 THEN 0 ELSE sign(advantage) * (1000 + round(ln(abs(advantage)) * {PER_E})) END"
@@ -212,7 +215,7 @@ class Index:
                     # The sums need no rule, so a rule that cannot be read does not leave out the file.
                     try:
                         if (options := options_of(self.ledger.file(step), stored)) is not None:
-                            self.rules[step] = options.propagation
+                            self.rules[step] = options.propagation.name
                     except DataError as error:
                         self.reasons[step] = _reason(error, self.ledger.file(step))
                 self._record(steps, damaged=False)
@@ -238,7 +241,7 @@ class Index:
         try:
             columns = [row[0] for row in connection.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()]
             has_credit = "advantage" in columns
-            credit = _CREDIT if has_credit else [f"NULL::{_TYPES.get(name, 'BOOLEAN')} AS {name}" for name in _CREDIT]
+            credit = [name if name in columns else f"NULL::{type} AS {name}" for name, type in _CREDIT.items()]
             parts = {
                 "training_step": TRAINING_STEP,
                 "number": NUMBER,
@@ -309,7 +312,6 @@ class Index:
 
 ROW = "training_step, trajectory_id, uid, status, outcome, ended_right, n_steps, first_error, prompt"
 """Columns of a row of the list, over `trajectories` and `tasks`."""
-_TYPES = dict.fromkeys(("threshold", "credit", "withheld", "advantage"), "DOUBLE")
 
 
 def _portions(steps: Sequence[int], there: Mapping[int, Signature]) -> Iterator[list[int]]:

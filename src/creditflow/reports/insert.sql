@@ -1,5 +1,5 @@
 -- Adds step files to the index. Names in braces are filled in: source is the files as a table, credit_columns and
--- sub_reward are null in files without credit. A trajectory ended right if its outcome, rescaled from its range, is at
+-- sub_reward are null in files without credit, and the columns of gates in files of a rule without gates. A trajectory ended right if its outcome, rescaled from its range, is at
 -- the maximum, as `trajectory.RIGHT` defines it. A step's index is its place in its trajectory, whose rows are adjacent.
 CREATE OR REPLACE TEMP TABLE taken AS
 SELECT training_step, number, position, agent, least(turn, {last_turn}) AS turn, sub_reward, {credit_names},

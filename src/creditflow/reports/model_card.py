@@ -77,7 +77,8 @@ def model_card(
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
     recipe = _text(run.get("recipe"))
-    rule = _text(_mapping(_mapping(run.get("config")).get("algorithm")).get("propagation"))
+    spec = _mapping(_mapping(run.get("config")).get("algorithm")).get("propagation")
+    rule = _text(spec.get("rule") if isinstance(spec, Mapping) else spec)
     bases = sorted({policy.base for policy in policies if policy.base is not None})
     licences = {policy.licence for policy in policies}
     results = [

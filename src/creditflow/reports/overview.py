@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from creditflow.config import leaves
+from creditflow.config.algorithm import FLAT, KEY, rule_options
 from creditflow.credit.analysis.linter import idle_gate
-from creditflow.credit.records import PROPAGATION_RULES, UNKNOWN
+from creditflow.credit.records import PROPAGATION_RULES, RULE, UNKNOWN
 from creditflow.errors import DataError
 from creditflow.monitoring.catalog import Metric, Names, described
 from creditflow.monitoring.notices import failure_summary, idle_gate_summary, rollout_summary
@@ -77,7 +78,7 @@ def left_out(ledger: Ledger, index: Index) -> list[str]:
         for files, reason in _by_reason({row["n"]: "none was assigned, too many scores failed" for row in unassigned})
     ]
     for rule in sorted(set(index.rules.values())):
-        if PROPAGATION_RULES[rule].flows == UNKNOWN:
+        if PROPAGATION_RULES[rule].flow == UNKNOWN:
             sentences.append(f"graphs draw no credit on their lines: the rule {rule!r} records no flow along edges")
     sentences += torn_lines(ledger.path)
     if (n_events := len(ledger.events())) > _EVENTS:
@@ -129,8 +130,7 @@ def settings(ledger: Ledger) -> dict[str, Any]:
     run = ledger.run
     config, changed = run.get("config"), run.get("changed")
     flat = dict(leaves(config)) if isinstance(config, dict) else {}
-    for key, value in changed.items() if isinstance(changed, dict) else ():
-        name = f"algorithm.{key}"
+    for name, value in _changes(changed, flat) if isinstance(changed, dict) else ():
         flat = {other: was for other, was in flat.items() if other != name and not other.startswith(f"{name}.")}
         flat |= dict(leaves({name: value}))
     if _GRANULARITY in flat:  # recipes use another name
@@ -140,6 +140,19 @@ def settings(ledger: Ledger) -> dict[str, Any]:
 
 
 _GRANULARITY = "algorithm.decomp_granularity"
+
+
+def _changes(changed: Mapping[str, Any], flat: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The changes of a recredit by dotted key. `flat`: the configuration before them."""
+    for key, value in changed.items():
+        if key in FLAT:
+            yield f"{KEY}.{FLAT[key]}", value
+        elif key == "propagation":
+            options = rule_options(value)
+            is_another = options.get(RULE, flat.get(f"{KEY}.{RULE}")) != flat.get(f"{KEY}.{RULE}")
+            yield from [(KEY, options)] if is_another else [(f"{KEY}.{name}", of) for name, of in options.items()]
+        else:
+            yield f"algorithm.{key}", value
 
 
 def different(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -199,7 +212,7 @@ _MEASURES = {
     "sub_reward": "sum(sub_reward) / sum(scored)",
     "scored": "sum(scored) / sum(assigned)",
     "error_rate": "sum(wrong) / sum(scored)",
-    "pass_rate": "sum(opened) / sum(scored)",
+    "pass_rate": "sum(opened) / (sum(opened) + sum(shut))",
     "threshold": "arg_max(threshold, training_step)",
     "credit": "sum(credit) / sum(trained)",
     "share": "sum(moved) / (SELECT sum(moved) FROM sums)",
@@ -209,7 +222,8 @@ _MEASURES = {
     "right_blamed": "sum(right_blamed) / sum(right_trained)",
     "failed": "sum(failed) / sum(assigned)",
 }
-"""Statistics of a set of steps, by name, as SQL over the table `sums`. A division by 0 is null."""
+"""Statistics of a set of steps, by name, as SQL over the table `sums`. A division by 0 is null, as is the pass rate,
+the threshold and the withheld credit of a rule without gates."""
 
 
 def _statistics(index: Index, keys: str, *names: str) -> list[dict[str, Any]]:

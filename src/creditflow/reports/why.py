@@ -88,17 +88,19 @@ UNITS = (
 
 def worth_a_look(a: Assignment) -> list[tuple[int, str]]:
     """Notable steps with the reason for each: positions in the batch, each at most once."""
-    right_S = a.trained_S & a.scored_S & (a.sub_reward_S >= RIGHT)
-    wrong_S = a.trained_S & a.scored_S & (a.sub_reward_S < RIGHT)
-    withheld_S = np.abs(np.nan_to_num(a.withheld_S))
+    right_S = a.groups.trained_S & a.rewards.scored_S & (a.rewards.sub_reward_S >= RIGHT)
+    wrong_S = a.groups.trained_S & a.rewards.scored_S & (a.rewards.sub_reward_S < RIGHT)
+    none_S = np.zeros(a.batch.n_steps)
+    withheld_S = none_S if a.credit.withheld_S is None else np.abs(np.nan_to_num(a.credit.withheld_S))
+    frozen_S = none_S > 0 if a.credit.frozen_S is None else a.credit.frozen_S
     candidates = (
-        (wrong_S & (a.advantage_S > 0), a.advantage_S, "wrong by its score, but praised most"),
-        (right_S & (a.advantage_S < 0), -a.advantage_S, "right by its score, but blamed most"),
-        (a.trained_S & (a.advantage_S > 0), a.advantage_S, "the highest advantage"),
-        (a.trained_S & (a.advantage_S < 0), -a.advantage_S, "the lowest advantage"),
+        (wrong_S & (a.advantage.advantage_S > 0), a.advantage.advantage_S, "wrong by its score, but praised most"),
+        (right_S & (a.advantage.advantage_S < 0), -a.advantage.advantage_S, "right by its score, but blamed most"),
+        (a.groups.trained_S & (a.advantage.advantage_S > 0), a.advantage.advantage_S, "the highest advantage"),
+        (a.groups.trained_S & (a.advantage.advantage_S < 0), -a.advantage.advantage_S, "the lowest advantage"),
         (withheld_S > 0, withheld_S, "its gate withheld the most credit"),
-        (a.failed_S, np.ones(len(a.failed_S)), "its scoring failed"),
-        (a.frozen_S, np.ones(len(a.frozen_S)), "frozen: it lies upstream of a failure"),
+        (a.rewards.failed_S, np.ones(len(a.rewards.failed_S)), "its scoring failed"),
+        (frozen_S, none_S + 1.0, "frozen: it lies upstream of a failure"),
     )
     reasons: dict[int, str] = {}
     for among_S, size_S, reason in candidates:
@@ -139,9 +141,10 @@ def trajectory_lines(
         yield f"outcome of {_score(agent, own)}"
     yield ""
     at = np.flatnonzero(batch.trajectory_of_step == n).tolist()
-    rows = [_step_row(assignment, batch, s) for s in at]
+    gated = assignment is not None and assignment.credit.gate_open_S is not None
+    rows = [_without_gate(_step_row(assignment, batch, s), gated) for s in at]
     wrong = first_error(assignment, batch, at)
-    head = ("step", "agent", "turn", "uses", "score", "gate", "credit", "advantage", "response")
+    head = _without_gate(("step", "agent", "turn", "uses", "score", "gate", "credit", "advantage", "response"), gated)
     for s, line in zip((None, *at), aligned((head, *rows), left=(1,)), strict=True):
         yield (f"{line}  <- first error" if s is not None and s == wrong else line).rstrip()
 
@@ -150,7 +153,9 @@ def first_error(assignment: Assignment | None, batch: TrajectoryBatch, steps: Se
     """The first of `steps` with a sub-reward below the maximum, or None."""
     if assignment is None:
         return None
-    return next((s for s in steps if assignment.scored_S[s] and assignment.sub_reward_S[s] < RIGHT), None)
+    return next(
+        (s for s in steps if assignment.rewards.scored_S[s] and assignment.rewards.sub_reward_S[s] < RIGHT), None
+    )
 
 
 def _step_row(a: Assignment | None, batch: TrajectoryBatch, s: int) -> tuple[str, ...]:
@@ -164,10 +169,17 @@ def _step_row(a: Assignment | None, batch: TrajectoryBatch, s: int) -> tuple[str
     response = plain(batch.responses[s], 40)
     if a is None:
         return (*where, "-", "-", "-", "-", response)
-    score = "failed" if a.failed_S[s] else number(a.sub_reward_S[s], 2) if a.scored_S[s] else "-"
-    gate = "open" if a.gate_open_S[s] else "closed"
-    advantage = "masked" if not a.trained_S[s] else number(a.advantage_S[s], signed=True)
-    return (*where, score, gate, number(a.credit_S[s], signed=True), advantage, response)
+    score = (
+        "failed" if a.rewards.failed_S[s] else number(a.rewards.sub_reward_S[s], 2) if a.rewards.scored_S[s] else "-"
+    )
+    gate = "-" if a.credit.gate_open_S is None else "open" if a.credit.gate_open_S[s] else "closed"
+    advantage = "masked" if not a.groups.trained_S[s] else number(a.advantage.advantage_S[s], signed=True)
+    return (*where, score, gate, number(a.credit.total_S[s], signed=True), advantage, response)
+
+
+def _without_gate(row: tuple[str, ...], gated: bool) -> tuple[str, ...]:
+    """The cells of a step, without the one of its gate if the rule has none."""
+    return row if gated else (*row[:5], *row[6:])
 
 
 def _score(name: str, score: Score) -> str:

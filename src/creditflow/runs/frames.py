@@ -74,7 +74,8 @@ def _float(value: object) -> float | None:
 def trajectories_table(ledger: Ledger) -> Table:
     """One row per trajectory, with its outcome and the sums over its steps."""
     connection, columns = _connected(ledger)
-    sums = "sum(credit) AS credit, sum(abs(withheld)) AS withheld" if "credit" in columns else "NULL AS credit"
+    credit = "sum(credit) AS credit" if "credit" in columns else "NULL AS credit"
+    withheld = ", sum(abs(withheld)) AS withheld" if "withheld" in columns else ""
     masked = "any_value(masked) AS masked" if "masked" in columns else "NULL AS masked"
     return _table(
         connection,
@@ -83,7 +84,7 @@ def trajectories_table(ledger: Ledger) -> Table:
                any_value(task ->> '$.data_source') AS data_source,
                any_value(task ->> '$.prompt[-1].content') AS prompt,
                any_value(answer) AS answer, any_value(outcome) AS outcome, any_value(status) AS status, {masked},
-               count(step_id) AS steps, {sums}
+               count(step_id) AS steps, {credit}{withheld}
         FROM (SELECT *, row_number() OVER () AS place FROM steps)
         GROUP BY training_step, trajectory_id ORDER BY training_step, min(place)
         """,

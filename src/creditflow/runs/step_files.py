@@ -14,20 +14,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from creditflow.credit import Assignment, CreditOptions
-from creditflow.credit.estimators.base import CriticTerms
+from creditflow.config.references import recall_properties, recorded_properties, spelled_out
+from creditflow.credit import Advantage, Assignment, Credit, CreditOptions, Fit, Groups, Rewards
 from creditflow.credit.history import History
-from creditflow.credit.references import recall_properties, recorded_properties
+from creditflow.credit.records import CriticTerms
 from creditflow.data import TrajectoryBatch
 from creditflow.errors import BatchError, ConfigError, DataError
 
-FORMAT = 3
+FORMAT = 4
 """Version of `run.json`, of the names in `metrics.jsonl`, and of the columns of step files.
 
-Version 2 has options and columns of credit that were removed, such as those of the prefix baseline. Version 1 (files
-without a number are older still) has other names: `val/plays`, the column `stopped`, and more.
+Version 3 has the options of all rules in one list, and gates for rules without gates. Version 2 has options and columns
+of credit that were removed, such as those of the prefix baseline. Version 1 (files without a number are older still)
+has other names: `val/plays`, the column `stopped`, and more.
 """
-_RENAMED = {"stratum": "stratum_in_force", "group": "group_id"}
+_RENAMED = {
+    "stratum_S": "stratum_in_force",
+    "group_S": "group_id",
+    "outcome_S": "outcome_in_force",
+    "known_S": "outcome_known",
+    "masked_S": "step_masked",
+    "total_S": "credit",
+}
 """New names for fields with the name of a batch column or of an SQL keyword."""
 
 
@@ -48,22 +56,28 @@ def write_step_file(path: Path, step: int, batch: TrajectoryBatch, assignment: A
     facts: dict[str, Any] = {"version": FORMAT, "training_step": step}
     columns: dict[str, dict[str, NDArray[Any]]] = {"S": {}, "N": {}, "T": {}}
     if assignment is not None:
-        options = {f.name: getattr(assignment.options, f.name) for f in fields(CreditOptions)}
-        facts |= {"options": options, "singletons": assignment.singletons}
+        facts |= {"options": spelled_out(assignment.options), "singletons": assignment.groups.singletons}
         if assignment.history != History():
             facts["history"] = assignment.history.to_json()
-        if assignment.fitted is not None:
-            facts["fitted"] = assignment.fitted
+        if assignment.fit is not None:
+            facts["fitted"] = assignment.fit.facts
         if named := recorded_properties(assignment.options):
             facts["named_by_file"] = named
+        records = _records(assignment)
         for column in _columns():
-            values = getattr(assignment.critic if column.of_critic else assignment, column.field, None)
+            record = records[column.record]
+            values = None if record is None else getattr(record, column.field)
             # Token columns without a value for each token are left out.
             if values is not None and (column.shape != "T" or len(values) == len(batch.response_ids)):
                 columns[column.shape][column.name] = values
     table.write_parquet(
         batch, path, columns["S"], trajectory_columns=columns["N"], token_columns=columns["T"], facts=facts
     )
+
+
+def _records(assignment: Assignment) -> dict[type, Any]:
+    records = (assignment.rewards, assignment.fit, assignment.credit, assignment.groups, assignment.advantage)
+    return dict(zip(_RECORDS, (*records, assignment.advantage.critic), strict=True))
 
 
 def expect_format(file: Path, version: object) -> None:
@@ -100,9 +114,8 @@ def options_of(path: Path, facts: Mapping[str, Any]) -> CreditOptions | None:
         raise DataError(f"{path}: options: expected a mapping, got {type(recorded).__name__}")
     try:
         recall_properties(facts.get("named_by_file", {}))
-        options = CreditOptions(**{f.name: recorded[f.name] for f in fields(CreditOptions) if f.name in recorded})
-        options.validate()
-    except ConfigError as error:
+        options = CreditOptions(**recorded)
+    except (ConfigError, TypeError) as error:
         raise DataError(f"{path}: {error}; import the module that registers what it was made with") from error
     return options
 
@@ -124,24 +137,24 @@ def read_step_file(path: Path) -> Recorded:
     step, options = int(facts["training_step"]), options_of(path, facts)
     if options is None:
         return Recorded(step, batch, None)
-    critic = None
-    if any(column.of_critic and column.name in columns for column in _columns()):
-        critic = CriticTerms(**_fields(path, columns, of_critic=True))
-    return Recorded(
-        step,
-        batch,
-        Assignment(
-            **_fields(path, columns, of_critic=False),
-            critic=critic,
-            singletons=int(facts["singletons"]),
-            fitted=facts.get("fitted"),
-            history=History.from_json(facts["history"]) if "history" in facts else History(),
-            history_after=None,
-            options=options,
-            shadow=None,
-            batch=batch,
-        ),
+    made = {kind: _read(path, kind, columns) for kind in _RECORDS if kind is not CriticTerms}
+    critic = _read(path, CriticTerms, columns) if "critic_values_of_tokens" in columns else None
+    fitted = "fitted" in facts
+    assignment = Assignment(
+        batch=batch,
+        options=options,
+        rewards=Rewards(batch=batch, **made[Rewards]),
+        fit=Fit(**made[Fit], facts=facts["fitted"]) if fitted else None,
+        credit=Credit(**made[Credit]),
+        groups=Groups(**made[Groups], singletons=int(facts["singletons"])),
+        advantage=Advantage(**made[Advantage], critic=None if critic is None else CriticTerms(**critic)),
+        history=History.from_json(facts["history"]) if "history" in facts else History(),
     )
+    return Recorded(step, batch, assignment)
+
+
+_RECORDS: tuple[type, ...] = (Rewards, Fit, Credit, Groups, Advantage, CriticTerms)
+"""The records whose fields are columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +162,9 @@ class _Column:
     """A column of a step file beside those of the batch."""
 
     name: str
+    record: type
     field: str
-    """The field of `Assignment` or `CriticTerms` with the same values."""
-    of_critic: bool
+    is_optional: bool
 
     @property
     def shape(self) -> str:
@@ -163,29 +176,24 @@ class _Column:
 def _columns() -> tuple[_Column, ...]:
     """The columns of an assignment, the critic's last. `advantage` is the step's column, not the tokens'."""
     columns = []
-    for owner, prefix in ((Assignment, ""), (CriticTerms, "critic_")):
-        for stem, shape in (f.name.rsplit("_", 1) for f in fields(owner) if f.name[-2:] in ("_S", "_N", "_T")):
-            ending = "_of_tokens" if shape == "T" else ""
-            name = f"{prefix}{_RENAMED.get(stem, stem)}{ending}"
-            columns.append(_Column(name, f"{stem}_{shape}", bool(prefix)))
+    for record in _RECORDS:
+        prefix = "critic_" if record is CriticTerms else ""
+        for f in fields(record):
+            stem, _, shape = f.name.rpartition("_")
+            if shape in ("S", "N", "T") and f.metadata.get("stored", True):
+                name = f"{prefix}{_RENAMED.get(f.name, stem)}{'_of_tokens' if shape == 'T' else ''}"
+                columns.append(_Column(name, record, f.name, f.default is None or shape == "T"))
     return tuple(columns)
 
 
-def _fields(path: Path, columns: Mapping[str, NDArray[Any]], *, of_critic: bool) -> dict[str, Any]:
-    """The fields of an assignment, or of its critic, from the columns. Raises DataError if a column is missing."""
+def _read(path: Path, record: type, columns: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """The fields of a record from the columns. Raises DataError if a column is missing."""
     values: dict[str, Any] = {}
     for column in _columns():
-        if column.of_critic == of_critic:
-            values[column.field] = columns.get(column.name, _ABSENT.get(column.field))
-            if values[column.field] is None and column.field in _UNFITTED:
-                values[column.field] = np.full(len(columns["credit"]), _UNFITTED[column.field])
-            if values[column.field] is None and column.field not in _ABSENT:
+        if column.record is record:
+            values[column.field] = columns.get(column.name)
+            if values[column.field] is None and not column.is_optional:
                 raise DataError(f"{path}: expected a column {column.name}, found none")
+    if record is CriticTerms and values["token_reward_T"] is None:
+        values["token_reward_T"] = np.zeros(0)
     return values
-
-
-_ABSENT = {"advantage_T": None, "unscaled_T": None, "token_term_T": None, "token_reward_T": np.zeros(0)}
-"""Fields whose column may be absent, with the value that this means."""
-_UNFITTED = {"fold_S": -1, "score_weight_S": np.nan, "harmless_S": np.nan}
-"""Fields without a column in files that are older than they are, with the value of each step. A NaN weight means
-`w_r`."""

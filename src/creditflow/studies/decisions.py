@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from creditflow.credit import Assignment
-from creditflow.credit.analysis.fidelity import DecisionValues, Fidelity, fidelity
 from creditflow.data import Ints, TrajectoryBatch
+from creditflow.engines.local.values import DecisionValues, Fidelity, fidelity
 
 _Z = 1.96
 """Standard errors of half a 95 % interval."""
@@ -49,7 +49,7 @@ def decision_rows(
     """The decisions, the one with the largest absolute value first. `trained`: the assignment that was trained on."""
     rows = []
     for step, value, error in zip(step_D.tolist(), values.value_D.tolist(), values.error_D.tolist(), strict=True):
-        advantage = None if trained is None else float(trained.advantage_S[step])
+        advantage = None if trained is None else float(trained.advantage.advantage_S[step])
         agent = batch.agent_names[batch.agent_of_step[step]]
         rows.append(
             DecisionRow(batch.step_ids[step], agent, value, error, advantage, _agreement(value, error, advantage))
@@ -69,9 +69,10 @@ def rule_fidelities(assignments: Mapping[str, Assignment], step_D: Ints, values:
     """The fidelity of each rule's credit and advantage. Steps that a rule does not train do not count for it."""
     rows = []
     for rule, assignment in assignments.items():
-        trained_D = assignment.trained_S[step_D]
+        trained_D = assignment.groups.trained_S[step_D]
         credit_D, advantage_D = (
-            np.where(trained_D, column_S[step_D], np.nan) for column_S in (assignment.credit_S, assignment.advantage_S)
+            np.where(trained_D, column_S[step_D], np.nan)
+            for column_S in (assignment.credit.total_S, assignment.advantage.advantage_S)
         )
         rows.append(RuleFidelity(rule, fidelity(credit_D, values), fidelity(advantage_D, values)))
     return rows

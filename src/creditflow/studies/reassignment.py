@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from creditflow.config import with_loaded_files
-from creditflow.credit import Assignment, BatchStats, Threshold, assign, make_threshold
+from creditflow.config import credit_options, load_named_files
+from creditflow.config.algorithm import merge_options, rule_options
+from creditflow.config.references import spelled_out
+from creditflow.credit import Assignment, BatchStats, CreditOptions, Threshold, assign
 from creditflow.credit.analysis.metrics import batch_stats
 from creditflow.credit.history import History
-from creditflow.credit.records import PROPAGATION_RULES
 from creditflow.errors import BatchError, InputError
 from creditflow.runs import Ledger, Recorded
 
@@ -24,14 +24,15 @@ def reassigned(ledger: Ledger, changed: Mapping[str, Any]) -> Iterator[tuple[Rec
     the files that the options name. Raises InputError if options are invalid, cannot be loaded, or need a critic that
     the run did not have.
     """
-    spec = changed.get("propagation_threshold")
-    new_threshold = None if spec is None else make_threshold(spec)
+    new_threshold: Threshold | None = None
     history: History | None = None
     accuracy = {row["step"]: row["val/pass_at_1"] for row in ledger.metrics() if "val/pass_at_1" in row}
     for recorded in ledger:
         if recorded.assignment is None:
             yield recorded, None
             continue
+        if new_threshold is None and _sets_threshold(changed):
+            new_threshold = _changed(recorded.assignment.options, changed).propagation.make_threshold()
         assignment = reassign(recorded, changed, f"training step {recorded.step}", new_threshold, history)
         history = assignment.history_after
         if new_threshold is not None:
@@ -55,15 +56,10 @@ def reassign(
     """
     before = recorded.assignment
     assert before is not None
-    options = with_loaded_files(replace(before.options, shadow=None, **changed), Path.cwd())
-    rules = PROPAGATION_RULES[options.propagation], PROPAGATION_RULES[before.options.propagation]
-    if rules[0].expects and not rules[1].expects and "outcome_to" not in changed:
-        options = replace(options, outcome_to="auto")  # with the outcome of the other rule it would count twice
-    options.validate()
-    options.refuse_ignored(changed)
-    if threshold is None and "propagation_threshold" not in changed:
+    options = _changed(before.options, changed)
+    if threshold is None and before.credit.threshold_S is not None and not _sets_threshold(changed):
         threshold = before.standing_threshold()  # reads the floor of the kind, whose file is loaded by now
-    values_T = None if before.critic is None else before.critic.values_T
+    values_T = None if before.advantage.critic is None else before.advantage.critic.values_T
     try:
         return assign(
             recorded.batch,
@@ -74,3 +70,19 @@ def reassign(
         )
     except BatchError as error:
         raise InputError(f"{subject}: {error}") from error
+
+
+def _changed(before: CreditOptions, changed: Mapping[str, Any]) -> CreditOptions:
+    """The recorded options with `changed`, after the files that they name are loaded; without a shadow."""
+    recorded = spelled_out(before)
+    rule = merge_options(rule_options(recorded["propagation"]), rule_options(changed.get("propagation")))
+    if "theta" in rule and (theta := changed.get("propagation_threshold")) is not None:
+        rule = merge_options(rule, {"theta": theta})
+    estimator = changed.get("adv_estimator", before.adv_estimator)
+    in_force = load_named_files({**recorded, "propagation": rule, "adv_estimator": estimator}, Path.cwd())
+    return credit_options(credit_options(**in_force), **changed)
+
+
+def _sets_threshold(changed: Mapping[str, Any]) -> bool:
+    spec = changed.get("propagation")
+    return "propagation_threshold" in changed or (isinstance(spec, Mapping) and "theta" in spec)

@@ -58,8 +58,8 @@ def moved(before: Assignment, after: Assignment) -> dict[str, CreditChange]:
     batch, other = before.batch, after.batch
     if batch is not other and (batch.n_steps != other.n_steps or batch.step_ids != other.step_ids):
         raise BatchError("two assignments: expected the same steps in the same order")
-    both_S = before.trained_S & after.trained_S
-    flipped_S = np.sign(before.advantage_S) * np.sign(after.advantage_S) < 0
+    both_S = before.groups.trained_S & after.groups.trained_S
+    flipped_S = np.sign(before.advantage.advantage_S) * np.sign(after.advantage.advantage_S) < 0
     names = batch.agent_names
 
     def sums(values_S: Floats | Bools) -> list[float]:
@@ -68,12 +68,12 @@ def moved(before: Assignment, after: Assignment) -> dict[str, CreditChange]:
     columns = (
         sums(np.ones(batch.n_steps)),
         sums(both_S),
-        sums(both_S * np.abs(after.credit_S - before.credit_S)),
-        sums(both_S * (np.abs(after.credit_S) + np.abs(before.credit_S))),
+        sums(both_S * np.abs(after.credit.total_S - before.credit.total_S)),
+        sums(both_S * (np.abs(after.credit.total_S) + np.abs(before.credit.total_S))),
         sums(both_S & flipped_S),
-        sums(before.gate_open_S != after.gate_open_S),
-        sums(before.trained_S & ~after.trained_S),
-        sums(~before.trained_S & after.trained_S),
+        sums(_open_gates(before) != _open_gates(after)),
+        sums(before.groups.trained_S & ~after.groups.trained_S),
+        sums(~before.groups.trained_S & after.groups.trained_S),
     )
     types: list[type] = [int if f.type == "int" else float for f in fields(CreditChange)]
     return {
@@ -81,6 +81,11 @@ def moved(before: Assignment, after: Assignment) -> dict[str, CreditChange]:
         for name, values in zip(names, zip(*columns, strict=True), strict=True)
         if values[0]
     }
+
+
+def _open_gates(a: Assignment) -> Bools:
+    """[S] whether the step's gate is open; True for a rule without gates."""
+    return np.ones(a.batch.n_steps, dtype=np.bool_) if a.credit.gate_open_S is None else a.credit.gate_open_S
 
 
 def added(total: Mapping[str, CreditChange], more: Mapping[str, CreditChange]) -> dict[str, CreditChange]:

@@ -8,7 +8,7 @@ given; they have their own explanations. Values made by a user's rule or estimat
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import reduce
@@ -17,22 +17,21 @@ from typing import Literal
 import numpy as np
 
 from creditflow.credit.assignment import Assignment
-from creditflow.credit.decompose import counting, outcomes
 from creditflow.credit.groups import EPSILON
-from creditflow.credit.posteriors import worth_if_wrong
 from creditflow.credit.records import (
-    ADVANTAGE_ESTIMATORS,
     BY_CRITIC,
     DISCOUNTED,
     FORMULA,
     NOTHING,
     ONE,
-    PROPAGATION_RULES,
     SPREAD,
+    CriticTerms,
     Estimator,
-    PropagationRule,
+    Fit,
+    Rule,
 )
-from creditflow.credit.rules.base import answer_steps, parent_counts, shares
+from creditflow.credit.rewards import counting
+from creditflow.credit.rules.base import OutcomeRule, ScoreRule, kept_rewards, outcome_gates
 from creditflow.data import clip_rounding
 from creditflow.errors import BatchError, CreditflowError
 
@@ -77,12 +76,8 @@ class Explanation:
     def replay(self) -> float:
         """Recompute the advantage from the given numbers alone."""
         results: list[float] = []
-        for operation in self.operations:
-            results.append(
-                operation.value
-                if operation.symbol == "given"
-                else _apply(operation.symbol, [results[i] for i in operation.inputs])
-            )
+        for o in self.operations:
+            results.append(o.value if o.symbol == "given" else _apply(o.symbol, [results[i] for i in o.inputs]))
         return results[-1]
 
     def __str__(self) -> str:
@@ -111,7 +106,8 @@ def explain(assignment: Assignment, step: int | str, token: int | None = None) -
     s = _index(assignment, step)
     story = _OperationLog(assignment, s)
     position = _check_token(assignment, s, token)
-    if assignment.advantage_T is None and assignment.unscaled_T is None and assignment.critic is None:
+    made = assignment.advantage
+    if made.advantage_T is None and made.unscaled_T is None and made.critic is None:
         position = None  # all tokens have the same advantage
     story.tell(position)
     trained = _trained(assignment, s, position)
@@ -122,14 +118,8 @@ def explain(assignment: Assignment, step: int | str, token: int | None = None) -
             "This is a fault of creditflow; please report it with the batch"
         )
     rounding = Fraction(trained) - sum(Fraction(value) for _, value in story.terms)
-    return Explanation(
-        assignment.batch.step_ids[s],
-        position,
-        tuple(story.operations),
-        tuple(story.terms),
-        tuple(story.in_reward),
-        float(rounding),
-    )
+    records = (tuple(story.operations), tuple(story.terms), tuple(story.in_reward))
+    return Explanation(assignment.batch.step_ids[s], position, *records, float(rounding))
 
 
 def _index(assignment: Assignment, step: int | str) -> int:
@@ -145,22 +135,21 @@ def _index(assignment: Assignment, step: int | str) -> int:
 
 def _trained(a: Assignment, s: int, token: int | None) -> float:
     """The advantage in the loss, of the step or of one of its sampled tokens."""
+    made = a.advantage
     if token is None:
-        return float(a.advantage_S[s])
+        return float(made.advantage_S[s])
     at = int(a.batch.token_offsets[s]) + token
-    if a.advantage_T is not None:
-        return float(a.advantage_T[at])
-    if a.unscaled_T is None and a.critic is None:
-        return float(a.advantage_S[s])
-    if not a.trained_S[s] or a.group_S[s] < 0 or a.tied_S[s]:  # learns_S of one step
+    if made.advantage_T is not None:
+        return float(made.advantage_T[at])
+    if not a.groups.trained_S[s] or a.groups.group_S[s] < 0 or a.groups.tied_S[s]:  # learns_S of one step
         return 0.0
-    raw = _by_critic(a, s)[token] if a.unscaled_T is None else a.unscaled_T[at]
-    return float(a.weight_S[s] * ((raw - a.baseline_S[s] - a.shift_S[s]) / a.divisor_S[s]))
+    raw = _by_critic(a, s)[token] if made.unscaled_T is None else made.unscaled_T[at]
+    return float(made.weight_S[s] * ((raw - made.baseline_S[s] - made.shift_S[s]) / made.divisor_S[s]))
 
 
 def _by_critic(a: Assignment, s: int) -> dict[int, float]:
     """A_j at each sampled token of the step, before whitening, as computed by `kernels.gae`."""
-    critic, options, start = a.critic, a.options, int(a.batch.token_offsets[s])
+    critic, options, start = a.advantage.critic, a.options, int(a.batch.token_offsets[s])
     assert critic is not None, "the caller has seen to it"
     advantages: dict[int, float] = {}
     value, advantage = 0.0, 0.0
@@ -205,7 +194,7 @@ class _Own:
 
     total: int
     paid: int | None
-    """`w_r * (r - b)`; None if the rule's own reward cannot be decomposed."""
+    """The pay for the step's score; None if the rule does not tell it apart."""
     answer: int | None
     """The step's part of the outcome; None if it has none."""
 
@@ -263,10 +252,11 @@ class _OperationLog:
     def tell(self, token: int | None) -> None:
         a, s = self.assignment, self.s
         by_token = self.by_token()
-        own = self.own(by_token)
+        own = self.own()
         shared = self.shared()
         why = self.why_nothing(token, by_token)
-        if why is None and self.estimator.tokens == BY_CRITIC and a.critic is not None:  # values replace credit
+        by_critic = self.estimator.tokens == BY_CRITIC and a.advantage.critic is not None
+        if why is None and by_critic:  # values replace credit
             assert token is not None, "why_nothing has seen to it"
             raw = self.critic_advantage(token, own, shared, by_token)
             self.scaled(raw, [("by the critic", self.value(raw))])
@@ -279,9 +269,9 @@ class _OperationLog:
         if why is not None:
             self.given("advantage", 0.0, why)
             return
-        term_T = a.token_term_T if by_token else None
+        term_T = a.advantage.token_term_T if by_token else None
         name = "advantage" if term_T is None else "advantage of the step"
-        if a.tied_S[s]:
+        if a.groups.tied_S[s]:
             step = self.given(name, 0.0, "its group is tied: all are the same")
         else:
             parts = self.credit_parts(own, received, shared, by_token)
@@ -289,114 +279,130 @@ class _OperationLog:
         if term_T is not None and token is not None:
             at = int(a.batch.token_offsets[s]) + token
             term = self.given("token term", term_T[at], "scores of this token and those after it")
-            added = self.make("weighted token term", "*", self.given("weight", a.weight_S[s], "balances strata"), term)
-            self.make("advantage", "+", step, added)
-            self.add_term("token scores", self.value(term), float(a.weight_S[s]))
+            self.make("advantage", "+", step, self.make("weighted token term", "*", self.weight(), term))
+            self.add_term("token scores", self.value(term), float(a.advantage.weight_S[s]))
 
     def why_nothing(self, token: int | None, by_token: bool) -> str | None:
         """The reason for an advantage of 0; None if the advantage, or its token term alone, is not 0."""
         a, s, options = self.assignment, self.s, self.assignment.options
         agent = a.batch.agent_names[a.batch.agent_of_step[s]]
-        taught_by_token = by_token and a.token_term_T is not None
-        by_rule = not _is_formula(PROPAGATION_RULES[options.propagation])
-        frozen = f"frozen by {options.propagation}" if by_rule else "frozen: it lies upstream of a closed gate"
+        taught_by_token = by_token and a.advantage.token_term_T is not None
+        masked, untrained = a.rewards.masked_N[a.batch.trajectory_of_step[s]], not a.groups.trained_S[s]
+        tokens_only = a.advantage.critic is not None or self.estimator.critic
+        frozen_S, misled_S = a.credit.frozen_S, a.credit.misled_S
+        frozen = f"frozen by {options.propagation}"
+        if self.rule.gated:
+            frozen = "frozen: it lies upstream of a closed gate"
+        elif not (a.rewards.scored_S[s] or a.rewards.known_S[s]):
+            frozen = "neither its score nor the outcome is known"
         reasons = (
-            (a.masked_N[a.batch.trajectory_of_step[s]], "its trajectory is masked: failed, not scored, or truncated"),
-            (not a.trained_S[s] and a.masked_S[s], f"it is masked: the outcome of {agent} could not be scored"),
-            (a.frozen_S[s], frozen),
-            (not a.trained_S[s] and a.misled_S[s], "the outcome of a later answer step's agent could not be scored"),
-            (not a.trained_S[s] and a.failed_S[s], "its scoring failed"),
-            (not a.trained_S[s], "neither its score nor the outcome is known"),
-            (a.group_S[s] < 0, "there is no other trajectory to compare it with, at any level"),
-            (token is None and self.tokens_only(), "no token of it was sampled, so the critic gives it no value"),
-            (a.tied_S[s] and not taught_by_token, "its group is tied: all are the same"),
+            (masked, "its trajectory is masked: failed, not scored, or truncated"),
+            (untrained and a.rewards.masked_S[s], f"it is masked: the outcome of {agent} could not be scored"),
+            (frozen_S is not None and frozen_S[s], frozen),
+            (misled_S is not None and misled_S[s], "the outcome of a later answer step's agent could not be scored"),
+            (untrained and a.rewards.failed_S[s], "its scoring failed"),
+            (a.groups.group_S[s] < 0, "there is no other trajectory to compare it with, at any level"),
+            (token is None and tokens_only, "no token of it was sampled, so the critic gives it no value"),
+            (a.groups.tied_S[s] and not taught_by_token, "its group is tied: all are the same"),
         )
         return next((words for holds, words in reasons if holds), None)
 
-    def tokens_only(self) -> bool:
-        """Whether the estimator gives no advantage to a step without sampled tokens."""
-        a = self.assignment
-        return a.critic is not None or self.estimator.critic
-
     def by_token(self) -> bool:
         """Whether the step's score is paid token by token."""
-        a, s, options = self.assignment, self.s, self.assignment.options
-        if options.decomp_granularity != "token_level" or not options.decomposed:
-            return False
-        paying = PROPAGATION_RULES[options.propagation].pays_own
-        return paying and bool(a.scored_S[s]) and bool(_sampled(a, s))
+        a, s = self.assignment, self.s
+        return a.options.pays_by_token and bool(a.rewards.scored_S[s]) and bool(_sampled(a, s))
 
     @property
-    def rule(self) -> PropagationRule:
-        """The record of the propagation rule in force."""
-        return PROPAGATION_RULES[self.assignment.options.propagation]
+    def rule(self) -> Rule:
+        """The propagation rule in force."""
+        return self.assignment.options.propagation
 
     @property
     def estimator(self) -> Estimator:
         """The record of the estimator in force."""
-        return ADVANTAGE_ESTIMATORS[self.assignment.options.adv_estimator]
+        return self.assignment.options.estimator
 
-    def own(self, by_token: bool) -> _Own:
+    @property
+    def critic(self) -> CriticTerms:
+        """The terms of an estimator with values by the critic."""
+        assert self.assignment.advantage.critic is not None, "the caller has seen to it"
+        return self.assignment.advantage.critic
+
+    @property
+    def fit(self) -> Fit:
+        """What the rule has learned."""
+        assert self.assignment.fit is not None, "the caller has seen to it"
+        return self.assignment.fit
+
+    def read(self, name: str, value: float, made: Callable[[], int]) -> int:
+        """The operations of `made` if they give `value`, the recorded term, else the term as given."""
+        before, constants = len(self.operations), dict(self._constants)
+        at = made()
+        if self.value(at) == value:
+            return at
+        del self.operations[before:]
+        self._constants = constants
+        return self.given(name, value, f"as {self.rule} made it")
+
+    def own(self) -> _Own:
         """The own reward and its parts."""
-        a, s, options = self.assignment, self.s, self.assignment.options
-        rule, record = options.propagation, self.rule
-        if not record.decomposed:
-            note = f"{rule} pays no step for its own score" if record.shares else f"as {rule} made it"
-            own = self.given("own", a.own_S[s], note)
-            return _Own(own, self.paid() if by_token else None, None)
-        paid = self.paid()
-        if options.resolved().outcome_to != "answer":
-            return _Own(paid, paid, None)
+        a, s = self.assignment, self.s
+        recorded, paid_S = float(a.credit.own_S[s]), a.credit.paid_S
+        if paid_S is None:
+            note = f"{self.rule} pays no step for its own score" if self.rule.shares else f"as {self.rule} made it"
+            return _Own(self.given("own", recorded, note), None, None)
+        paid = self.read("paid", float(paid_S[s]), self.paid)
+        if not (isinstance(self.rule, OutcomeRule) and self.rule.at_answer(a.options)):
+            return _Own(self.read("own", recorded, lambda: paid), paid, None)
         answer = self.answer_part()
-        return _Own(self.make("own", "+", paid, answer), paid, answer)
+        return _Own(self.read("own", recorded, lambda: self.make("own", "+", paid, answer)), paid, answer)
 
     def paid(self) -> int:
         """The own reward without the outcome: the part of the score less the charge for harm."""
-        a, s, options = self.assignment, self.s, self.assignment.options
-        if options.pays_expected_score:
-            return self.paid_for_expected()
-        of_score = self.paid_for_score()
-        if np.isnan(a.harmless_S[s]) or np.isnan(a.sub_reward_S[s]):
+        a, s, rule, fit = self.assignment, self.s, self.rule, self.assignment.fit
+        harmless = float("nan") if fit is None or fit.harmless_S is None else float(fit.harmless_S[s])
+        expects = fit is not None and fit.if_wrong_S is not None
+        if expects and np.isnan(harmless):
+            return self.given("paid", 0.0, "masked, or without a score and an outcome")
+        if not isinstance(rule, ScoreRule) or (np.isnan(a.rewards.sub_reward_S[s]) and not expects):
+            return self.given("paid", 0.0, self.unpaid_words())
+        sub_reward = self.expected_sub_reward(harmless) if expects else self.sub_reward()
+        centred = self.make("above origin", "-", sub_reward, self.given("origin", rule.sub_reward_origin))
+        if fit is None or fit.score_weight_S is None or np.isnan(fit.score_weight_S[s]):
+            weight = self.given("w_r", rule.w_r)
+        else:
+            weight = self.given("calibrated weight", fit.score_weight_S[s], self.slope_words())
+        of_score = self.make("paid", "*", weight, centred)
+        if expects or np.isnan(harmless):
             return of_score
-        note = f"{options.score_model}: given all scores and the outcome"
-        harmless = self.given("probability of no harm", a.harmless_S[s], note)
-        less = self.make("less than certain", "-", harmless, self.constant("one", 1.0))
-        charge = self.make("charge for harm", "*", self.given("w_m", options.w_m), less)
+        certain = self.given("probability of no harm", harmless, "given all scores and the outcome")
+        less = self.make("less than certain", "-", certain, self.constant("one", 1.0))
+        charge = self.make("charge for harm", "*", self.given("w_m", getattr(rule, "w_m", 0.0)), less)
         return self.make("paid with the charge", "+", of_score, charge)
 
-    def paid_for_expected(self) -> int:
-        """The own reward by the expected sub-reward."""
-        a, s, options = self.assignment, self.s, self.assignment.options
-        if np.isnan(a.harmless_S[s]):
-            return self.given("paid", 0.0, "masked, or without a score and an outcome")
-        worth_S = worth_if_wrong(a.batch, a.sub_reward_S, a.scored_S, outcomes(a.batch, options).masked_S)
-        score = f"the score {a.sub_reward_S[s]:.3g}" if a.scored_S[s] else "no score of the step"
-        right = self.given("probability of being right", a.harmless_S[s], f"given {score}, the others, the outcome")
-        wrong = self.make("probability of being wrong", "-", self.constant("one", 1.0), right)
-        worth = self.given("sub-reward if wrong", worth_S[s])
-        expected = self.make("expected sub-reward", "+", right, self.make("part if wrong", "*", wrong, worth))
-        centred = self.make("above origin", "-", expected, self.given("origin", options.sub_reward_origin))
-        return self.make("paid", "*", self.given("w_r", options.w_r), centred)
+    def unpaid_words(self) -> str:
+        a = self.assignment
+        if not a.options.decomposed:
+            return "the rule ignores sub-rewards"
+        failed = bool(a.rewards.failed_S[self.s])
+        return "its scoring failed, and nothing stands in" if failed else "no function scored the step"
 
-    def paid_for_score(self) -> int:
-        a, s, options = self.assignment, self.s, self.assignment.options
-        if np.isnan(a.sub_reward_S[s]):
-            if not options.decomposed:
-                return self.given("paid", 0.0, "the rule ignores sub-rewards")
-            failed = bool(a.failed_S[s])
-            note = "its scoring failed, and nothing stands in" if failed else "no function scored the step"
-            return self.given("paid", 0.0, note)
-        centred = self.make("above origin", "-", self.sub_reward(), self.given("origin", options.sub_reward_origin))
-        weight = float(a.score_weight_S[s])
-        if options.score_weight != "calibrated" or np.isnan(weight):
-            return self.make("paid", "*", self.given("w_r", options.w_r), centred)
-        return self.make("paid", "*", self.given("calibrated weight", weight, self.slope_words()), centred)
+    def expected_sub_reward(self, harmless: float) -> int:
+        a, s, fit = self.assignment, self.s, self.fit
+        assert fit.if_wrong_S is not None, "the caller has seen to it"
+        scored = a.options.decomposed and bool(a.rewards.scored_S[s])
+        score = f"the score {a.rewards.sub_reward_S[s]:.3g}" if scored else "no score of the step"
+        right = self.given("probability of being right", harmless, f"given {score}, the others, the outcome")
+        wrong = self.make("probability of being wrong", "-", self.constant("one", 1.0), right)
+        worth = self.given("sub-reward if wrong", fit.if_wrong_S[s])
+        return self.make("expected sub-reward", "+", right, self.make("part if wrong", "*", wrong, worth))
 
     def slope_words(self) -> str:
         """The slope behind a calibrated weight, and the outcome that it is compared with, in words."""
-        a, s = self.assignment, self.s
-        agent, fold = a.batch.agent_names[a.batch.agent_of_step[s]], int(a.fold_S[s])
-        weights = ((a.fitted or {}).get("weights") or {}).get(agent)
+        a, s, fit = self.assignment, self.s, self.fit
+        assert fit.fold_S is not None, "a weight has a fold"
+        agent, fold = a.batch.agent_names[a.batch.agent_of_step[s]], int(fit.fold_S[s])
+        weights = fit.facts.get("weights", {}).get(agent)
         if weights is None or weights["slopes"][fold] is None:
             return "no data: w_r"
         slope, error, full = (weights[key][fold] for key in ("slopes", "errors", "full"))
@@ -404,12 +410,13 @@ class _OperationLog:
 
     def sub_reward(self) -> int:
         a, s, batch = self.assignment, self.s, self.assignment.batch
-        if a.failed_S[s]:
-            return self.given("sub-reward", a.sub_reward_S[s], "its scoring failed: the mean of others stands in")
+        value = a.rewards.sub_reward_S[s]
+        if a.rewards.failed_S[s]:
+            return self.given("sub-reward", value, "its scoring failed: the mean of others stands in")
         if a.options.decomp_granularity == "agent":
-            same = (batch.trajectory_of_step == batch.trajectory_of_step[s]) & a.scored_S
+            same = (batch.trajectory_of_step == batch.trajectory_of_step[s]) & a.rewards.scored_S
             same &= batch.agent_of_step == batch.agent_of_step[s]
-            return self.given("sub-reward", a.sub_reward_S[s], f"mean of the agent's {same.sum()} scored steps")
+            return self.given("sub-reward", value, f"mean of the agent's {same.sum()} scored steps")
         weighted, weights = [], []
         for k in np.flatnonzero(counting(batch)[s]):
             name = batch.score_names[k]
@@ -439,17 +446,16 @@ class _OperationLog:
 
     def answer_part(self) -> int:
         batch, s, name = self.assignment.batch, self.s, "part of the outcome"
-        answers_S = answer_steps(batch)
-        if not answers_S[s]:
+        if not batch.is_answer_step[s]:
             return self.given(name, 0.0, "the answer did not come from this step")
-        count = answers_S[batch.trajectory_of_step == batch.trajectory_of_step[s]].sum()
-        return self.make(name, "/", self.weighted_outcome(), self.given("answer steps", int(count)))
+        answers = self.given("answer steps", int(batch.answers_of_step[s]))
+        return self.make(name, "/", self.weighted_outcome(), answers)
 
     def weighted_outcome(self) -> int:
-        a, competitor = self.assignment, self.competitor()
-        value = outcomes(a.batch, a.options).value_S[self.s]
-        outcome = self.given("outcome", value, f"of {competitor}" if competitor else "")
-        return self.make("weighted outcome", "*", self.given("w_o", a.options.w_o), outcome)
+        competitor, w_o = self.competitor(), getattr(self.rule, "w_o", 1.0)
+        note = f"of {competitor}" if competitor else ""
+        outcome = self.given("outcome", self.assignment.rewards.outcome_S[self.s], note)
+        return self.make("weighted outcome", "*", self.given("w_o", w_o), outcome)
 
     def competitor(self) -> str:
         """The step's agent, if it has its own outcome; else empty."""
@@ -459,15 +465,14 @@ class _OperationLog:
         return agent if has_own else ""
 
     def shared(self) -> int:
-        a, options = self.assignment, self.assignment.options
-        rule, record = options.propagation, self.rule
-        if record.decomposed:
-            if options.resolved().outcome_to == "all":
-                return self.weighted_outcome()
-            return self.given("shared", 0.0, "the outcome enters at the answer")
+        a, value = self.assignment, float(self.assignment.credit.shared_S[self.s])
+        if isinstance(self.rule, OutcomeRule):
+            if self.rule.at_answer(a.options):
+                return self.given("shared", value, "the outcome enters at the answer")
+            return self.read("shared", value, self.weighted_outcome)
         receiver = self.competitor() or "the trajectory"
-        note = f"what {rule} gives every step of {receiver}" if record.shares else f"as {rule} made it"
-        return self.given("shared", a.shared_S[self.s], note)
+        note = f"what {self.rule} gives every step of {receiver}" if self.rule.shares else f"as {self.rule} made it"
+        return self.given("shared", value, note)
 
     # ---- credit from children --------------------------------------------------------------------------------------
 
@@ -481,46 +486,53 @@ class _OperationLog:
         return children
 
     def received(self) -> _Received:
-        a, s, options = self.assignment, self.s, self.assignment.options
-        if not _is_formula(self.rule):
-            rule = options.propagation
-            note = f"by {rule} nothing flows" if self.rule.flows == NOTHING else f"as {rule} made it"
-            return _Received(self.given("received", a.received_S[s], note))
-        children = self.children()
+        a, value = self.assignment, float(self.assignment.credit.received_S[self.s])
+        children, gate_S = self.children(), a.credit.gate_S
+        if gate_S is None or self.rule.flow != FORMULA:
+            note = f"by {self.rule} nothing flows" if self.rule.flow == NOTHING else f"as {self.rule} made it"
+            return _Received(self.given("received", value, note))
         if not children:
-            return _Received(self.given("received", 0.0, "no step used its response"))
-        share_S, gamma = shares(parent_counts(a.batch)), self.given("gamma", options.gamma)
-        parts = [(f"from {a.batch.step_ids[k]}", self.contribution(k, gamma, share_S[k])) for k in children]
-        return _Received(self.add_up("received", [at for _, at in parts]), tuple(parts))
+            return _Received(self.given("received", value, "no step used its response"))
+        parts: list[tuple[str, int]] = []
 
-    def contribution(self, k: int, gamma: int, share: float) -> int:
+        def sum_up() -> int:
+            gamma = self.given("gamma", a.options.gamma)
+            parts.extend((f"from {a.batch.step_ids[k]}", self.contribution(k, gamma, gate_S[k])) for k in children)
+            return self.add_up("received", [at for _, at in parts])
+
+        total = self.read("received", value, sum_up)
+        return _Received(total, tuple(parts) if self.operations[total].symbol != "given" else ())
+
+    def contribution(self, k: int, gamma: int, gate: float) -> int:
         a, child = self.assignment, self.assignment.batch.step_ids[k]
-        gate = self.gate(k)
-        credit = self.given(f"h of {child}", float(a.own_S[k] + a.received_S[k]), "own + received")
-        passed = self.make(f"passed by {child}", "*", gate, credit)
-        split = self.make(f"rate of {child}", "*", gamma, self.given(f"share of {child}", share))
-        return self.make(f"from {child}", "*", split, passed)
+        factor = self.gate(k, gate)
+        credit = self.given(f"h of {child}", float(a.credit.own_S[k] + a.credit.received_S[k]), "own + received")
+        passed = self.make(f"passed by {child}", "*", factor, credit)
+        return self.make(f"from {child}", "*", self.rate(f"rate of {child}", k, gamma), passed)
 
-    def gate(self, k: int) -> int:
+    def rate(self, name: str, k: int, gamma: int) -> int:
+        batch = self.assignment.batch
+        return self.make(name, "*", gamma, self.given(f"share of {batch.step_ids[k]}", batch.share_of_step[k]))
+
+    def gate(self, k: int, factor: float) -> int:
         """Record the factor of k's gate, after the numbers behind it."""
         a, name = self.assignment, self.assignment.batch.step_ids[k]
-        if not _is_formula(self.rule):
-            words = f"as {a.options.propagation} set it"
-        elif not self.rule.gated:
-            words = f"{a.options.propagation}: every gate open"
+        threshold_S, open_S, forced_S = a.credit.threshold_S, a.credit.gate_open_S, a.credit.forced_open_S
+        if threshold_S is None or open_S is None:
+            words = f"{self.rule}: every gate open" if factor == 1.0 else f"as {self.rule} set it"
         elif not a.options.decomposed:
-            words = "the rule has no gates and ignores sub-rewards"
-        elif a.failed_S[k]:
+            words = "the rule ignores sub-rewards: open"
+        elif a.rewards.failed_S[k]:
             words = "its scoring failed: open"
-        elif not a.scored_S[k]:
+        elif not a.rewards.scored_S[k]:
             words = "nothing judged it: open"
         else:
-            self.given(f"sub-reward of {name}", a.sub_reward_S[k])
-            self.given(f"threshold of {name}", a.threshold_S[k])
-            words = f"sub-reward {'above' if a.gate_open_S[k] else 'not above'} threshold"
-            if a.forced_open_S[k]:
+            self.given(f"sub-reward of {name}", a.rewards.sub_reward_S[k])
+            self.given(f"threshold of {name}", threshold_S[k])
+            words = f"sub-reward {'above' if open_S[k] else 'not above'} threshold"
+            if forced_S is not None and forced_S[k]:
                 words = "sub-reward not above threshold, opened to keep the floor"
-        return self.given(f"gate of {name}", a.gate_S[k], words)
+        return self.given(f"gate of {name}", factor, words)
 
     # ---- token values in place of credit ---------------------------------------------------------------------------
 
@@ -529,13 +541,13 @@ class _OperationLog:
     ) -> tuple[int, list[tuple[str, float]]]:
         """The value to compare with the baseline, and its parts."""
         a, s, estimator = self.assignment, self.s, self.assignment.options.adv_estimator
-        if a.unscaled_T is None or token is None:
+        if a.advantage.unscaled_T is None or token is None:
             return credit, parts
         if self.estimator.tokens == DISCOUNTED:
             raw, power = self.discounted_inside(credit, token)
             return raw, [(words, power * value) for words, value in parts]
         at = int(a.batch.token_offsets[s]) + token
-        raw = self.given("in place of credit", a.unscaled_T[at], f"as {estimator} made it for this token")
+        raw = self.given("in place of credit", a.advantage.unscaled_T[at], f"as {estimator} made it for this token")
         return raw, [(f"by {estimator}", self.value(raw))]
 
     def discounted_inside(self, credit: int, token: int) -> tuple[int, float]:
@@ -549,8 +561,7 @@ class _OperationLog:
 
     def critic_advantage(self, token: int, own: _Own, shared: int, by_token: bool) -> int:
         a, s, options = self.assignment, self.s, self.assignment.options
-        critic, start = a.critic, int(a.batch.token_offsets[s])
-        assert critic is not None, "an estimator with values by the critic returns its terms"
+        critic, start = self.critic, int(a.batch.token_offsets[s])
         value = self.given("value", critic.values_T[start + token], "the critic, at this token")
         later = [position for position in _sampled(a, s) if position > token]
         if later:
@@ -575,52 +586,59 @@ class _OperationLog:
         return self.make("advantage by the critic", "+", delta, self.make("decayed", "*", decay, ahead))
 
     def received_by_critic(self) -> int:
-        a, s, batch, options = self.assignment, self.s, self.assignment.batch, self.assignment.options
-        critic = a.critic
-        assert critic is not None, "an estimator with values by the critic returns its terms"
-        if self.rule.flows == NOTHING:
-            return self.given("value received", critic.down_S[s], f"by {options.propagation} nothing flows")
-        children = self.children()
+        a, s, batch = self.assignment, self.s, self.assignment.batch
+        critic, gate_S, children = self.critic, outcome_gates(a.credit, a.options), self.children()
+        if gate_S is None:
+            return self.given("value received", critic.down_S[s], f"by {self.rule} nothing flows")
         if not children:
             return self.given("value received", 0.0, "no step used its response")
-        share_S, gamma = shares(parent_counts(batch)), self.given("gamma", options.gamma)
+        gamma = self.given("gamma", a.options.gamma)
         parts = []
         for k in children:
             child = batch.step_ids[k]
-            gate = self.gate(k)
-            sampled = _sampled(a, k)
-            if sampled:
-                first = int(batch.token_offsets[k]) + sampled[0]
-                advantage = self.given(f"advantage at {child}", critic.first_S[k], "before whitening")
-                lam = self.make(f"lam x {child}", "*", self.given(f"lam of {child}", options.lam), advantage)
-                value = self.given(f"value of {child}", critic.values_T[first])
-                worth = self.make(f"worth of {child}", "+", value, lam)
-            else:
-                reward = float(a.own_S[k] + a.shared_S[k])
-                total = self.given(f"reward of {child}", reward, "no token of it was sampled")
-                worth = self.make(f"worth of {child}", "+", total, self.given(f"below {child}", critic.down_S[k]))
-            passed = self.make(f"value passed by {child}", "*", gate, worth)
-            rate = self.make(f"value rate of {child}", "*", gamma, self.given(f"share of {child}", share_S[k]))
+            gate = self.gate(k, float(gate_S[k]))
+            passed = self.make(f"value passed by {child}", "*", gate, self.worth_by_critic(k))
+            rate = self.rate(f"value rate of {child}", k, gamma)
             parts.append(self.make(f"value from {child}", "*", rate, passed))
         return self.add_up("value received", parts)
+
+    def worth_by_critic(self, k: int) -> int:
+        """The worth of child k, as `kernels.gae` passes it on."""
+        a, batch, sampled = self.assignment, self.assignment.batch, _sampled(self.assignment, k)
+        critic, child = self.critic, batch.step_ids[k]
+        if sampled:
+            first = int(batch.token_offsets[k]) + sampled[0]
+            advantage = self.given(f"advantage at {child}", critic.first_S[k], "before whitening")
+            lam = self.make(f"lam x {child}", "*", self.given(f"lam of {child}", a.options.lam), advantage)
+            worth = self.make(f"worth of {child}", "+", self.given(f"value of {child}", critic.values_T[first]), lam)
+        else:
+            total = self.given(f"reward of {child}", critic.reward_S[k], "no token of it was sampled")
+            worth = self.make(f"worth of {child}", "+", total, self.given(f"below {child}", critic.down_S[k]))
+        if a.credit.gate_S is not None:
+            return worth
+        kept = self.given(f"paid to {child}", kept_rewards(a.credit, a.options)[k], "the pay for its own score stays")
+        return self.make(f"outcome part of {child}", "-", worth, kept)
 
     # ---- from credit to advantage ----------------------------------------------------------------------------------
 
     def scaled(self, raw: int, parts: Sequence[tuple[str, float]], name: str = "advantage") -> int:
         """Compute `weight * (((raw - baseline) - shift) / divisor)`; the parts of `raw` become terms."""
         a, s = self.assignment, self.s
-        words = f"{int(a.group_size_S[s])} trajectories with {a.group_name(s)}"
-        difference = self.make("difference", "-", raw, self.given("baseline", a.baseline_S[s], words))
-        if a.shift_S[s]:
-            difference = self.make("shifted", "-", difference, self.given("shift", a.shift_S[s], "of whitening"))
+        words = f"{int(a.groups.group_size_S[s])} trajectories with {a.group_name(s)}"
+        difference = self.make("difference", "-", raw, self.given("baseline", a.advantage.baseline_S[s], words))
+        if shift := float(a.advantage.shift_S[s]):
+            difference = self.make("shifted", "-", difference, self.given("shift", shift, "of whitening"))
         divided = self.make("scaled", "/", difference, self.divisor())
-        advantage = self.make(name, "*", self.given("weight", a.weight_S[s], "balances strata"), divided)
-        factor = float(a.weight_S[s] / a.divisor_S[s])
-        for part, value in (*parts, ("baseline", -float(a.baseline_S[s]))):
+        advantage = self.make(name, "*", self.weight(), divided)
+        factor = float(a.advantage.weight_S[s] / a.advantage.divisor_S[s])
+        for part, value in (*parts, ("baseline", -float(a.advantage.baseline_S[s]))):
             self.add_term(part, value, factor)
-        if a.shift_S[s]:
-            self.add_term("shift", -float(a.shift_S[s]), factor)
+        if shift:
+            self.add_term("shift", -shift, factor)
         return advantage
+
+    def weight(self) -> int:
+        return self.given("weight", self.assignment.advantage.weight_S[self.s], "balances strata")
 
     def add_term(self, name: str, reward: float, factor: float) -> None:
         """Add a part of the advantage: `reward * factor`."""
@@ -629,31 +647,24 @@ class _OperationLog:
 
     def divisor(self) -> int:
         a, s, estimator = self.assignment, self.s, self.estimator
+        divisor = a.advantage.divisor_S[s]
         if estimator.whitened:
-            return self.given("divisor", a.divisor_S[s], "of whitening: root of the variance over the policy's tokens")
+            return self.given("divisor", divisor, "of whitening: root of the variance over the policy's tokens")
         if estimator.divisor == SPREAD and a.options.norm_adv_by_std_in_grpo:
-            spread = self.given("spread", a.spread_S[s], "of the group")
+            spread = self.given("spread", a.groups.spread_S[s], "of the group")
             return self.make("divisor", "+", spread, self.given("epsilon", EPSILON))
         if estimator.divisor in (SPREAD, ONE):
             return self.given("divisor", 1.0, "not scaled")
-        return self.given("divisor", a.divisor_S[s], f"as {a.options.adv_estimator} chose")
+        return self.given("divisor", divisor, f"as {a.options.adv_estimator} chose")
 
     def credit_parts(self, own: _Own, received: _Received, shared: int, by_token: bool) -> list[tuple[str, float]]:
         """The named parts of the credit, without the part paid by token."""
         parts = []
-        if self.rule.decomposed:
-            if own.answer is not None:
-                parts.append(("outcome", self.value(own.answer)))
-            if own.paid is not None and not by_token:
-                parts.append(("own" if own.answer is None else "sub-reward", self.value(own.paid)))
+        paid, answer = (0.0 if at is None else self.value(at) for at in (own.paid, own.answer))
+        if own.paid is None or self.value(own.total) != paid + answer:  # more than the two, as the rule made it
+            parts.append(("own", self.value(own.total) - (paid if by_token else 0.0)))
         else:
-            parts.append(("own", self.value(own.total)))
-            if own.paid is not None:
-                parts.append(("paid by token", -self.value(own.paid)))
+            parts += [] if own.answer is None else [("outcome", answer)]
+            parts += [] if by_token else [("own" if own.answer is None else "sub-reward", paid)]
         parts += [(words, self.value(at)) for words, at in received.parts or (("received", received.total),)]
         return [*parts, ("shared", self.value(shared))]
-
-
-def _is_formula(rule: PropagationRule) -> bool:
-    """Whether received credit is listed operation by operation: the formula of `creditflow.credit.rules.base`."""
-    return rule.flows == FORMULA and rule.decomposed

@@ -12,11 +12,9 @@ import numpy as np
 
 from creditflow.credit.analysis.metrics import reach, unreached_agents
 from creditflow.credit.assignment import Assignment, assign
-from creditflow.credit.decompose import outcomes
 from creditflow.credit.groups import LEVELS
-from creditflow.credit.options import CreditOptions
-from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES
-from creditflow.credit.rules.base import OUTCOME, parent_counts
+from creditflow.credit.records import OUTCOME, CreditOptions
+from creditflow.credit.rules.base import OutcomeRule
 from creditflow.data import TRAJECTORY_STATUSES, Bools, TrajectoryBatch
 from creditflow.errors import did_you_mean
 
@@ -40,8 +38,8 @@ def check_groups(batch: TrajectoryBatch, options: CreditOptions | None = None) -
     Raises the errors of `assign`. An estimator that needs a critic is replaced by the default one, which needs no
     values.
     """
-    options = (options or CreditOptions()).resolved()
-    if ADVANTAGE_ESTIMATORS[options.adv_estimator].critic:
+    options = options or CreditOptions()
+    if options.estimator.critic:
         options = replace(options, adv_estimator=CreditOptions.adv_estimator, shadow=None)
     return lint(assign(batch, options))
 
@@ -56,12 +54,13 @@ Problems = Iterator[tuple[str, str]]
 
 
 def _unreached(a: Assignment) -> Problems:
-    silent, entry = unreached_agents(a), a.options.resolved().outcome_to
+    silent, rule = unreached_agents(a), a.options.propagation
+    entry = f" and outcome_to {rule.outcome_to}" if isinstance(rule, OutcomeRule) else ""
     for agent in silent:
         yield (
             "unreached",
-            f"no signal reaches {agent}: with propagation {a.options.propagation} and outcome_to {entry} it does not "
-            "learn. Score it, or let the outcome reach it (outcome_to: all)",
+            f"no signal reaches {agent}: with propagation {rule}{entry} it does not learn. Score it, or let the "
+            "outcome reach it (outcome_to: all)",
         )
     has_outcome = any(score is not None for score in a.batch.outcome_scores) or any(a.batch.outcomes_of_agents)
     for agent, share in reach(a, OUTCOME).items():
@@ -70,12 +69,14 @@ def _unreached(a: Assignment) -> Problems:
 
 
 def _never_scored(a: Assignment) -> Problems:
-    rule, matched_S = PROPAGATION_RULES[a.options.propagation], a.scored_S | a.failed_S
-    if not a.options.decomposed or not rule.pays_own or not matched_S.any():
+    rule, matched_S = a.options.propagation, a.rewards.scored_S | a.rewards.failed_S
+    if not a.options.decomposed or not rule.pays_scores or not matched_S.any():
         return
     gates = "its gates are always open, and " if rule.gated else ""
     own = (
-        "its own reward follows from the outcome and others' scores" if rule.expects else "it has no reward of its own"
+        "its own reward follows from the outcome and others' scores"
+        if rule.name == "posterior"
+        else "it has no reward of its own"
     )
     for i, agent in enumerate(a.batch.agent_names):
         if not (matched_S & (a.batch.agent_of_step == i)).any():
@@ -85,16 +86,17 @@ def _never_scored(a: Assignment) -> Problems:
 def idle_gate(a: Assignment) -> LintFinding | None:
     """The reason why gates change no credit in this batch; None if they do, or if the rule moves no credit.
 
-    The comparison is exact. Credit equals that of `none` if no step receives any; it equals that of `discounted` if no
+    The comparison is exact. Credit equals that of `own` if no step receives any; it equals that of `discounted` if no
     gate stops any.
     """
-    if not a.flows or not a.batch.edge_child.size or a.frozen_S.any():
+    if a.credit.gate_S is None or not a.batch.edge_child.size or a.credit.frozen_S is not None:
         return None
-    rule, gated = a.options.propagation, "propagation_threshold" not in a.options.ignored()
+    rule, withheld_S = a.options.propagation, a.credit.withheld_S
+    gated = withheld_S is not None
     effect = f"this {'gate changes' if gated else 'rule moves'} no credit: propagation {rule} equals"
-    if not a.received_S.any():
-        return LintFinding("nothing_flows", f"{effect} none on these trajectories. {_why_idle(a)}")
-    if gated and not a.withheld_S.any():
+    if not a.credit.received_S.any():
+        return LintFinding("nothing_flows", f"{effect} own on these trajectories. {_why_idle(a)}")
+    if withheld_S is not None and not withheld_S.any():
         return LintFinding("gates_open", f"{effect} discounted on these trajectories. {_why_open(a)}")
     return None
 
@@ -103,14 +105,15 @@ def _why_idle(a: Assignment) -> str:
     """Count the steps with a parent by the reason why they pass no credit to it."""
     if a.options.gamma == 0:
         return "algorithm.gamma is 0, so no credit reaches a parent"
-    batch, b = a.batch, a.options.sub_reward_origin
-    child_S = parent_counts(batch) > 0
-    open_S = child_S & (a.gate_S > 0)
-    even_S = open_S & a.scored_S & (a.own_S == 0)
+    b, gate_S = getattr(a.options.propagation, "sub_reward_origin", 0.0), a.credit.gate_S
+    assert gate_S is not None, "the caller has seen to it"
+    child_S = a.batch.parents_of_step > 0
+    open_S = child_S & (gate_S > 0)
+    even_S = open_S & a.rewards.scored_S & (a.credit.own_S == 0)
     counts = (
-        (child_S & (a.gate_S == 0), "have a closed gate"),
-        (even_S, f"are open and pass 0, as their sub-reward equals algorithm.sub_reward_origin={b:g}"),
-        (open_S & ~a.scored_S, "have no score of their own, and nothing to pass"),
+        (child_S & (gate_S == 0), "have a closed gate"),
+        (even_S, f"are open and pass 0, as their sub-reward equals sub_reward_origin={b:g}"),
+        (open_S & ~a.rewards.scored_S, "have no score of their own, and nothing to pass"),
     )
     reasons = ", ".join(f"{at_S.sum()} {reason}" for at_S, reason in counts if at_S.any())
     hint = "; scores between 0 and 1, or another sub_reward_origin, would move credit" if even_S.any() else ""
@@ -118,15 +121,18 @@ def _why_idle(a: Assignment) -> str:
 
 
 def _why_open(a: Assignment) -> str:
-    matched_S = a.scored_S | a.failed_S
+    matched_S = a.rewards.scored_S | a.rewards.failed_S
     if not matched_S.any():
         return "No step is scored, so every gate is open"
-    closed = int((matched_S & ~a.gate_open_S).sum())
+    open_S, threshold_S = a.credit.gate_open_S, a.credit.threshold_S
+    if open_S is None or threshold_S is None:
+        return "The rule has no gates"
+    closed = int((matched_S & ~open_S).sum())
     if closed:
         return f"The {closed} closed gates stop nothing: no credit comes to them"
-    if not a.scored_S.any():
+    if not a.rewards.scored_S.any():
         return "No step has an ok score, and gates of failed scores are open"
-    least, theta = a.sub_reward_S[a.scored_S].min(initial=np.inf), a.threshold_S[matched_S].max()
+    least, theta = a.rewards.sub_reward_S[a.rewards.scored_S].min(initial=np.inf), threshold_S[matched_S].max()
     return f"Every gate is open: the lowest sub-reward is {least:g}, the highest threshold {theta:g}"
 
 
@@ -137,14 +143,14 @@ def _nothing_flows(a: Assignment) -> Problems:
 
 
 def _singletons(a: Assignment) -> Problems:
-    if not a.singletons:
+    if not a.groups.singletons:
         return
     yield (
         "singletons",
-        f"groups of a single trajectory (group_by {a.options.group_by}): {a.singletons}; their steps are compared "
-        "with a wider group. More rollouts of each task (rollout.n) or a coarser group_by help",
+        f"groups of a single trajectory (group_by {a.options.group_by}): {a.groups.singletons}; their steps are "
+        "compared with a wider group. More rollouts of each task (rollout.n) or a coarser group_by help",
     )
-    alone = np.flatnonzero(a.trained_S & (a.group_S < 0))
+    alone = np.flatnonzero(a.groups.trained_S & (a.groups.group_S < 0))
     if alone.size:
         step = a.batch.step_ids[alone[0]]
         yield (
@@ -154,14 +160,14 @@ def _singletons(a: Assignment) -> Problems:
 
 
 def _no_variance(a: Assignment) -> Problems:
-    grouped_S = a.trained_S & (a.group_S >= 0)
-    groups, tied = (len(np.unique(a.group_S[at_S])) for at_S in (grouped_S, grouped_S & a.tied_S))
+    grouped_S = a.groups.trained_S & (a.groups.group_S >= 0)
+    groups, tied = (len(np.unique(a.groups.group_S[at_S])) for at_S in (grouped_S, grouped_S & a.groups.tied_S))
     if tied:
-        first = int(np.flatnonzero(grouped_S & a.tied_S)[0])
+        first = int(np.flatnonzero(grouped_S & a.groups.tied_S)[0])
         yield (
             "no_variance",
             f"{tied} of {groups} groups have no variance: all their credits are the same, so they teach nothing; "
-            f"one is {a.group_name(first)}, where all have {a.credit_S[first]:g}",
+            f"one is {a.group_name(first)}, where all have {a.credit.total_S[first]:g}",
         )
 
 
@@ -191,7 +197,7 @@ def _mixed_prompts(a: Assignment) -> Problems:
 
 def _small_tasks(a: Assignment) -> Problems:
     names = a.batch.group_names
-    trajectories = np.bincount(a.batch.group_of_trajectory[~a.masked_N], minlength=len(names))
+    trajectories = np.bincount(a.batch.group_of_trajectory[~a.rewards.masked_N], minlength=len(names))
     alone = np.flatnonzero(trajectories == 1)
     if alone.size and "task" in LEVELS[a.options.group_by]:
         yield (
@@ -202,14 +208,14 @@ def _small_tasks(a: Assignment) -> Problems:
 
 
 def _unscored(a: Assignment) -> Problems:
-    batch, masked, failed = a.batch, np.flatnonzero(a.masked_N), np.flatnonzero(a.failed_S)
+    batch, masked, failed = a.batch, np.flatnonzero(a.rewards.masked_N), np.flatnonzero(a.rewards.failed_S)
     if masked.size:
         first = batch.trajectory_ids[masked[0]]
         yield (
             "masked_trajectories",
-            f"{masked.size} of {len(a.masked_N)} trajectories are left out of training; one is {first}",
+            f"{masked.size} of {len(a.rewards.masked_N)} trajectories are left out of training; one is {first}",
         )
-    steps_A = np.bincount(batch.agent_of_step[a.masked_S & ~a.masked_N[batch.trajectory_of_step]])
+    steps_A = np.bincount(batch.agent_of_step[a.rewards.masked_S & ~a.rewards.masked_N[batch.trajectory_of_step]])
     for agent in np.flatnonzero(steps_A):
         name = batch.agent_names[agent]
         yield "masked_agents", f"{steps_A[agent]} steps of {name} do not train: its own outcome could not be scored"
@@ -220,10 +226,13 @@ def _unscored(a: Assignment) -> Problems:
 
 def _starved(a: Assignment) -> Problems:
     """Report agents whose scored steps pass nothing, or receive nothing."""
+    open_S, threshold_S = a.credit.gate_open_S, a.credit.threshold_S
+    if open_S is None or threshold_S is None or not a.options.decomposed:
+        return
     for i, agent in enumerate(a.batch.agent_names):
         mine_S: Bools = a.batch.agent_of_step == i
-        scored_S, failed = mine_S & a.scored_S, int((mine_S & a.failed_S & a.gate_open_S).sum())
-        if not scored_S.any() or a.gate_S[scored_S].any() or not a.flows:
+        scored_S, failed = mine_S & a.rewards.scored_S, int((mine_S & a.rewards.failed_S & open_S).sum())
+        if not scored_S.any() or open_S[scored_S].any():
             continue
         gates = f"no gate of {agent} is open"
         if failed:
@@ -231,24 +240,23 @@ def _starved(a: Assignment) -> Problems:
                 f"every gate of the {scored_S.sum()} scored steps of {agent} is closed (its {failed} steps whose "
                 "scoring failed are open)"
             )
-        best, theta = a.sub_reward_S[scored_S].max(), a.threshold_S[scored_S].max()
+        best, theta = a.rewards.sub_reward_S[scored_S].max(), threshold_S[scored_S].max()
         yield (
             "starved",
             f"{gates}: its best sub-reward is {best:g}, its threshold {theta:g}. Lower "
-            "algorithm.propagation_threshold, or use {kind: quantile}",
+            "algorithm.propagation.theta, or use {kind: quantile}",
         )
 
 
 def _missing_outcomes(a: Assignment) -> Problems:
     """Report trajectories without an outcome in a batch with outcomes: a missing one counts as 0."""
     batch = a.batch
-    missing_N = ~a.masked_N & np.array([score is None for score in batch.outcome_scores], dtype=np.bool_)
+    missing_N = ~a.rewards.masked_N & np.array([score is None for score in batch.outcome_scores], dtype=np.bool_)
     missing_N &= batch.status_of_trajectory == TRAJECTORY_STATUSES.index("ok")
     if any(batch.outcomes_of_agents):  # each agent may have its own
-        outcome = outcomes(batch, a.options)
-        without_S = ~outcome.known_S & ~outcome.masked_S
+        without_S = ~a.rewards.known_S & ~a.rewards.masked_S
         missing_N &= np.bincount(batch.trajectory_of_step[without_S], minlength=batch.n_trajectories) > 0
-    if missing_N.any() and not missing_N[~a.masked_N].all():
+    if missing_N.any() and not missing_N[~a.rewards.masked_N].all():
         first = batch.trajectory_ids[int(np.flatnonzero(missing_N)[0])]
         yield (
             "missing_outcomes",
@@ -259,12 +267,14 @@ def _missing_outcomes(a: Assignment) -> Problems:
 
 def _outcomes_of_others(a: Assignment) -> Problems:
     """Report outcomes that flow along edges to agents whose own outcome differs."""
-    batch = a.batch
-    if not a.flows or a.options.resolved().outcome_to != "answer" or not any(batch.outcomes_of_agents):
+    batch, rule, gate_S = a.batch, a.options.propagation, a.credit.gate_S
+    if gate_S is None or not any(batch.outcomes_of_agents):
         return
-    child_E, parent_E, outcome = batch.edge_child, batch.edge_parent, outcomes(batch, a.options)
-    passes_E = (a.reached_S[child_E] & OUTCOME > 0) & (a.gate_S[child_E] > 0)
-    differs_E = outcome.known_S[parent_E] & (outcome.value_S[child_E] != outcome.value_S[parent_E])
+    if not isinstance(rule, OutcomeRule) or not rule.at_answer(a.options):
+        return
+    child_E, parent_E, outcome_S = batch.edge_child, batch.edge_parent, a.rewards.outcome_S
+    passes_E = (a.credit.reached_S[child_E] & OUTCOME > 0) & (gate_S[child_E] > 0)
+    differs_E = a.rewards.known_S[parent_E] & (outcome_S[child_E] != outcome_S[parent_E])
     edges = np.flatnonzero(passes_E & differs_E)
     if edges.size:
         child, parent = (batch.agent_names[batch.agent_of_step[steps_E[edges[0]]]] for steps_E in (child_E, parent_E))
@@ -277,11 +287,11 @@ def _outcomes_of_others(a: Assignment) -> Problems:
 
 
 def _unknown_agents(a: Assignment) -> Problems:
-    spec = a.options.propagation_threshold
+    spec = getattr(a.options.propagation, "theta", None)
     for agent in spec.get("agents", {}) if isinstance(spec, Mapping) else ():
         if agent not in a.batch.agent_names:
             hint = did_you_mean(agent, a.batch.agent_names)
-            yield "unknown_agent", f"algorithm.propagation_threshold names {agent}, who makes no step here{hint}"
+            yield "unknown_agent", f"algorithm.propagation.theta names {agent}, who makes no step here{hint}"
 
 
 _CHECKS: tuple[Callable[[Assignment], Problems], ...] = (

@@ -6,8 +6,8 @@ import numpy as np
 
 from creditflow.credit.analysis.difference import moved
 from creditflow.credit.assignment import Assignment
-from creditflow.credit.groups import LEVEL_NAMES, LEVELS, POLICY, cells_of, codes_of_level, spread_of
-from creditflow.credit.rules.base import OUTCOME, SIGNAL, parent_counts
+from creditflow.credit.groups import LEVEL_NAMES, LEVELS, POLICY, cells_of, group_codes, spread_of
+from creditflow.credit.records import OUTCOME, SIGNAL
 from creditflow.credit.thresholds.base import BatchStats
 from creditflow.data import OK, RIGHT, Bools, Floats, Ints
 
@@ -15,9 +15,10 @@ from creditflow.data import OK, RIGHT, Bools, Floats, Ints
 def credit_metrics(assignment: Assignment) -> dict[str, float]:
     """Compute the metrics by name. Ratios with an empty denominator are left out.
 
-    * `propagation/pass_rate[/<agent>]`: share of open gates among steps matched by a reward function.
+    * `propagation/pass_rate[/<agent>]`: share of open gates among steps matched by a reward function. Only for rules
+      with gates, like the threshold, forced gates and `credit/gated_off`.
     * `propagation/moved`: share of credit, in absolute value, that steps which are not masked received from
-      other steps, in [0, 1]; 0 if credit equals that of `none`. Only for rules that move credit, in batches with edges.
+      other steps, in [0, 1]; 0 if credit equals that of `own`. Only for rules that move credit, in batches with edges.
     * `propagation/forced_open/<agent>`: share of gates opened to keep the threshold's floor, among the same steps.
     * `propagation/threshold/<agent>`: the mean threshold in force.
     * `credit/mean/<agent>`: mean credit of trained steps.
@@ -29,7 +30,7 @@ def credit_metrics(assignment: Assignment) -> dict[str, float]:
     * `credit/reach/<agent>`, `credit/outcome_reach/<agent>`: share of the agent's trajectories in which a signal, or
       the outcome, reaches it, see `reach`.
     * `credit/score_weight/<agent>`: the mean calibrated weight of the agent's scores.
-    * `credit/harm/<agent>`: the mean probability that a step did harm, under `score_model` or the rule `posterior`.
+    * `credit/harm/<agent>`: the mean probability that a step did harm, under the rules `calibrated` and `posterior`.
     * `groups/singletons`: groups of one trajectory; their steps backed off.
     * `groups/zero_variance`: groups, after back-off, with equal credits.
     * `groups/no_baseline`: trained steps alone at every level.
@@ -43,76 +44,89 @@ def credit_metrics(assignment: Assignment) -> dict[str, float]:
 
     Masked steps, of whole trajectories or of single agents, count in `groups/masked_steps` only.
     """
-    batch, trained_S, counted_S = assignment.batch, assignment.trained_S, ~assignment.masked_S
+    batch, rewards, credit, groups = assignment.batch, assignment.rewards, assignment.credit, assignment.groups
+    trained_S, counted_S, advantage_S = groups.trained_S, ~rewards.masked_S, assignment.advantage.advantage_S
     result: dict[str, float] = {}
-
-    matched_S = counted_S & (assignment.scored_S | assignment.failed_S)
-    if matched_S.any():
-        result["propagation/pass_rate"] = float(assignment.gate_open_S[matched_S].mean())
-
-    if assignment.flows and assignment.batch.edge_child.size and (moved := _moved(assignment, counted_S)) is not None:
+    if credit.gate_S is not None and batch.edge_child.size and (moved := _moved(assignment, counted_S)) is not None:
         result["propagation/moved"] = moved
-
     ok_SK = batch.score_status == OK
     right_S = (~ok_SK | (np.where(ok_SK, batch.scores, 1.0) >= RIGHT)).all(axis=1)
-    wrong_way_S = np.where(right_S, assignment.advantage_S < 0, assignment.advantage_S > 0)
+    wrong_way_S = np.where(right_S, advantage_S < 0, advantage_S > 0)
     for name, values_S, over_S in (
-        ("propagation/pass_rate", assignment.gate_open_S, matched_S),
-        ("propagation/threshold", assignment.threshold_S, matched_S),
-        ("credit/mean", assignment.credit_S, trained_S),
+        ("credit/mean", credit.total_S, trained_S),
         ("credit/mis_credited", wrong_way_S, trained_S & ok_SK.any(axis=1)),
         ("groups/alone", _alone(assignment), trained_S),
-        ("groups/tied", assignment.tied_S, trained_S),
-        *([("groups/frozen", assignment.frozen_S, counted_S)] if assignment.frozen_S.any() else []),
-        *([("propagation/forced_open", assignment.forced_open_S, matched_S)] if assignment.forced_open_S.any() else []),
+        ("groups/tied", groups.tied_S, trained_S),
+        *([("groups/frozen", credit.frozen_S, counted_S)] if credit.frozen_S is not None else []),
     ):
         result |= _shares(name, assignment, *_by_agent(assignment, values_S, over_S))
 
-    credit_A, _ = _by_agent(assignment, np.abs(assignment.credit_S), trained_S)
+    credit_A, _ = _by_agent(assignment, np.abs(credit.total_S), trained_S)
     if credit_A.sum() > 0:
         result |= _shares("credit/share", assignment, credit_A, np.full_like(credit_A, credit_A.sum()))
-    withheld, _ = _by_agent(assignment, np.abs(assignment.withheld_S), counted_S)
-    offered, _ = _by_agent(assignment, _offered(assignment), counted_S)
-    result |= _shares("credit/gated_off", assignment, withheld, offered)
     result |= {f"credit/reach/{name}": share for name, share in reach(assignment).items()}
     result |= {f"credit/outcome_reach/{name}": share for name, share in reach(assignment, OUTCOME).items()}
 
-    result["groups/singletons"] = float(assignment.singletons)
-    result["groups/zero_variance"] = float(len(np.unique(assignment.group_S[assignment.tied_S])))
-    result["groups/no_baseline"] = float((trained_S & (assignment.group_S < 0)).sum())
+    result["groups/singletons"] = float(groups.singletons)
+    result["groups/zero_variance"] = float(len(np.unique(groups.group_S[groups.tied_S])))
+    result["groups/no_baseline"] = float((trained_S & (groups.group_S < 0)).sum())
     result["groups/masked_steps"] = float((~trained_S).sum())
-    result["groups/frozen_steps"] = float((counted_S & assignment.frozen_S).sum())
-    return result | _fitted_parts(assignment) | _explained(assignment) | compare_shadow(assignment)
+    if credit.frozen_S is not None:
+        result["groups/frozen_steps"] = float((counted_S & credit.frozen_S).sum())
+    return result | _gates(assignment) | _fitted_parts(assignment) | _explained(assignment) | compare_shadow(assignment)
+
+
+def _gates(assignment: Assignment) -> dict[str, float]:
+    """Metrics of a rule with gates."""
+    rewards, credit, batch = assignment.rewards, assignment.credit, assignment.batch
+    if credit.gate_open_S is None or credit.threshold_S is None or credit.withheld_S is None:
+        return {}
+    result: dict[str, float] = {}
+    counted_S = ~rewards.masked_S
+    matched_S = counted_S & (rewards.scored_S | rewards.failed_S)
+    if matched_S.any():
+        result["propagation/pass_rate"] = float(credit.gate_open_S[matched_S].mean())
+    forced_S = credit.forced_open_S
+    columns: list[tuple[str, Floats | Bools]] = [
+        ("propagation/pass_rate", credit.gate_open_S),
+        ("propagation/threshold", credit.threshold_S),
+        *([("propagation/forced_open", forced_S)] if forced_S is not None and forced_S.any() else []),
+    ]
+    for name, values_S in columns:
+        result |= _shares(name, assignment, *_by_agent(assignment, values_S, matched_S))
+    withheld_A, _ = _by_agent(assignment, np.abs(credit.withheld_S), counted_S)
+    arriving_S = np.where(batch.parents_of_step > 0, np.abs(credit.own_S + credit.received_S), 0.0)
+    arriving_A, _ = _by_agent(assignment, arriving_S, counted_S)
+    return result | _shares("credit/gated_off", assignment, withheld_A, arriving_A)
 
 
 def _fitted_parts(assignment: Assignment) -> dict[str, float]:
-    """Metrics of calibrated weights and the score model."""
+    """Metrics of what the rule learned."""
     result: dict[str, float] = {}
-    trained_S, options = assignment.trained_S, assignment.options
-    if options.score_weight == "calibrated":
-        over_S = trained_S & assignment.scored_S
-        result |= _shares("credit/score_weight", assignment, *_by_agent(assignment, assignment.score_weight_S, over_S))
-    over_S = trained_S & ~np.isnan(assignment.harmless_S)
-    if over_S.any():
-        result |= _shares("credit/harm", assignment, *_by_agent(assignment, 1.0 - assignment.harmless_S, over_S))
+    fit, trained_S = assignment.fit, assignment.groups.trained_S
+    if fit is not None and fit.score_weight_S is not None:
+        over_S = trained_S & assignment.rewards.scored_S
+        result |= _shares("credit/score_weight", assignment, *_by_agent(assignment, fit.score_weight_S, over_S))
+    if fit is not None and fit.harmless_S is not None and (over_S := trained_S & ~np.isnan(fit.harmless_S)).any():
+        result |= _shares("credit/harm", assignment, *_by_agent(assignment, 1.0 - fit.harmless_S, over_S))
     return result
 
 
 def _moved(assignment: Assignment, over_S: Bools) -> float | None:
     """The share of credit received from other steps; None without any credit."""
-    received = float(np.abs(assignment.received_S[over_S]).sum())
-    own = float(np.abs(assignment.own_S[over_S] + assignment.shared_S[over_S]).sum())
+    received = float(np.abs(assignment.credit.received_S[over_S]).sum())
+    own = float(np.abs(assignment.credit.own_S[over_S] + assignment.credit.shared_S[over_S]).sum())
     return received / (received + own) if received + own > 0 else None
 
 
 def _explained(assignment: Assignment) -> dict[str, float]:
-    if assignment.critic is None:
+    if assignment.advantage.critic is None:
         return {}
     batch = assignment.batch
     step_of_token = np.repeat(np.arange(batch.n_steps), np.diff(batch.token_offsets))
-    over_T = assignment.trained_S[step_of_token] & batch.response_mask
-    credit = assignment.credit_S[step_of_token[over_T]]
-    share = explained_variance(credit, assignment.critic.values_T[over_T])
+    over_T = assignment.groups.trained_S[step_of_token] & batch.response_mask
+    credit = assignment.credit.total_S[step_of_token[over_T]]
+    share = explained_variance(credit, assignment.advantage.critic.values_T[over_T])
     return {} if share is None else {"critic/credit_explained_var": share}
 
 
@@ -128,7 +142,9 @@ def explained_variance(target: Floats, values: Floats) -> float | None:
 def _alone(assignment: Assignment) -> Bools:
     """[S] whether the step's trajectory was alone in its group at `group_by`."""
     group_by = LEVEL_NAMES.index(assignment.options.group_by)
-    backed_off_S: Bools = (assignment.level_S != group_by) & (assignment.level_S < LEVEL_NAMES.index(POLICY))
+    backed_off_S: Bools = (assignment.groups.level_S != group_by) & (
+        assignment.groups.level_S < LEVEL_NAMES.index(POLICY)
+    )
     return backed_off_S
 
 
@@ -139,12 +155,11 @@ def reach(assignment: Assignment, bit: np.uint8 = SIGNAL) -> dict[str, float]:
     open gates. Values that do not depend on the agents' actions do not count: a missing score, a weight of 0, the
     substitute for a failed score. `bit`: SIGNAL, or OUTCOME for the outcome alone.
     """
-    batch = assignment.batch
-    masked_S = assignment.masked_S
+    batch, masked_S = assignment.batch, assignment.rewards.masked_S
     key_S = batch.agent_of_step.astype(np.int64) * batch.n_trajectories + batch.trajectory_of_step
     agents = len(batch.agent_names)
     trajectories = np.unique(key_S[~masked_S]) // batch.n_trajectories
-    reached = np.unique(key_S[~masked_S & ((assignment.reached_S & bit) > 0)]) // batch.n_trajectories
+    reached = np.unique(key_S[~masked_S & ((assignment.credit.reached_S & bit) > 0)]) // batch.n_trajectories
     trajectories_A, reached_A = np.bincount(trajectories, minlength=agents), np.bincount(reached, minlength=agents)
     return {batch.agent_names[a]: float(reached_A[a] / trajectories_A[a]) for a in np.flatnonzero(trajectories_A)}
 
@@ -178,15 +193,15 @@ def batch_stats(assignment: Assignment, accuracy: float | None = None) -> BatchS
     `sqrt(sum over groups and trajectories of mean_t (r - m)^2 / sum (n - 1))`.
     """
     batch = assignment.batch
-    over_S = assignment.scored_S & ~assignment.masked_S & ~np.isnan(assignment.sub_reward_S)
-    values_S, names = assignment.sub_reward_S, batch.agent_names
+    over_S = assignment.rewards.scored_S & ~assignment.rewards.masked_S & ~np.isnan(assignment.rewards.sub_reward_S)
+    values_S, names = assignment.rewards.sub_reward_S, batch.agent_names
     agents = np.unique(batch.agent_of_step[over_S]).tolist()
     sub_rewards = {names[a]: values_S[over_S & (batch.agent_of_step == a)] for a in agents}
     level = assignment.options.group_by if "agent" in LEVELS[assignment.options.group_by] else "task_agent"
     at = np.flatnonzero(over_S)
     if not at.size:
         return BatchStats({}, {}, accuracy)
-    code = codes_of_level(batch, level, assignment.stratum_S, assignment.options.max_version_lag)[at]
+    code = group_codes(batch, level, assignment.options.max_version_lag, assignment.rewards.stratum_S)[at]
     cells = cells_of(values_S[at], code, batch.trajectory_of_step[at])
     squares_G = spread_of(cells, code, values_S[at], cells.mean_G) ** 2 * np.maximum(cells.size_G - 1, 0)
     agent_G = np.zeros(len(squares_G), dtype=np.int64)
@@ -195,14 +210,6 @@ def batch_stats(assignment: Assignment, accuracy: float | None = None) -> BatchS
     free_A = np.bincount(agent_G, np.maximum(cells.size_G - 1, 0), len(names))
     spread = {names[a]: float(np.sqrt(square_A[a] / free_A[a])) for a in np.flatnonzero(free_A)}
     return BatchStats(sub_rewards, spread, accuracy)
-
-
-def _offered(assignment: Assignment) -> Floats:
-    """[S] the credit arriving at the step's gate, in absolute value: its own, for its parents."""
-    batch = assignment.batch
-    if not assignment.flows:
-        return np.zeros(batch.n_steps)
-    return np.where(parent_counts(batch) > 0, np.abs(assignment.own_S + assignment.received_S), 0.0)
 
 
 def _shares(name: str, assignment: Assignment, sums_A: Floats, over_A: Floats) -> dict[str, float]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from creditflow.credit.estimators.base import CriticTerms, Estimate, EstimatorInput, refuse_values
-from creditflow.credit.records import BY_CRITIC, advantage_estimator
-from creditflow.credit.rules.base import parent_counts, shares
+from creditflow.credit.estimators.base import refuse_values
+from creditflow.credit.records import BY_CRITIC, CriticTerms, Estimate, EstimatorInput, advantage_estimator
+from creditflow.credit.rules.base import kept_rewards, outcome_gates
 
 
 @advantage_estimator("gae", grouped=False, whitened=True, critic=True, tokens=BY_CRITIC)
@@ -19,13 +19,14 @@ def gae(inputs: EstimatorInput) -> Estimate:
         delta_j = gamma_token * V_{j+1} - V_j            (last token: e_t + down_t - V_j)
         A_j     = delta_j + gamma_token * lam_token * A_{j+1}
 
-    A step without trained tokens has no value; it passes on `e_t + down_t`.
+    A step without trained tokens has no value; it passes on `e_t + down_t`. Under a rule without flow the outcome, paid
+    at the answer, passes along every edge: a child then passes `V_k + lam * A_k` less the pay for its own score.
     """
     from creditflow.credit import kernels
 
-    batch, options, values_T = inputs.batch, inputs.options, inputs.values_T
+    batch, options, credit, values_T = inputs.batch, inputs.options, inputs.credit, inputs.values_T
     assert values_T is not None, "an estimator that is registered with a critic is given values"
-    zero_S = np.zeros_like(inputs.credit_S)
+    zero_S, gate_S = np.zeros_like(inputs.credit_S), outcome_gates(credit, options)
     token_reward_T = np.empty(0) if inputs.token_reward_T is None else inputs.token_reward_T
     down_S, first_S, moments_S = np.zeros(batch.n_steps), np.zeros(batch.n_steps), np.empty((batch.n_steps, 5))
     kernels.gae(
@@ -36,8 +37,9 @@ def gae(inputs: EstimatorInput) -> Estimate:
         values_T,
         inputs.reward_S,
         token_reward_T,
-        zero_S if inputs.credit.gate_S is None else inputs.credit.gate_S,
-        shares(parent_counts(batch)),
+        zero_S if gate_S is None else gate_S,
+        kept_rewards(credit, options),
+        batch.share_of_step,
         (options.gamma, options.lam, options.gamma_token, options.lam_token),
         down_S,
         first_S,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from creditflow.credit.estimators.base import Estimate, EstimatorInput
 from creditflow.credit.groups import EPSILON
-from creditflow.credit.records import SPREAD, advantage_estimator
+from creditflow.credit.records import SPREAD, Estimate, EstimatorInput, advantage_estimator
 
 
-@advantage_estimator("grpo", divisor=SPREAD, min_rollouts=2)
+@advantage_estimator("grpo", divisor=SPREAD)
 def grpo(inputs: EstimatorInput) -> Estimate:
     """`(c - m) / (spread + 1e-6)`, or `c - m` without `norm_adv_by_std_in_grpo` (arXiv 2402.03300; 2503.20783).
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from creditflow.credit.estimators.base import Estimate, EstimatorInput
-from creditflow.credit.records import DISCOUNTED, advantage_estimator
+from creditflow.credit.records import DISCOUNTED, Estimate, EstimatorInput, advantage_estimator
 
 
 @advantage_estimator("reinforce_plus_plus", grouped=False, whitened=True, tokens=DISCOUNTED)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from creditflow.credit.estimators.base import Estimate, EstimatorInput
-from creditflow.credit.records import advantage_estimator
+from creditflow.credit.records import Estimate, EstimatorInput, advantage_estimator
 
 
-@advantage_estimator("reinforce_plus_plus_baseline", whitened=True, min_rollouts=2)
+@advantage_estimator("reinforce_plus_plus_baseline", whitened=True)
 def reinforce_plus_plus_baseline(inputs: EstimatorInput) -> Estimate:
     """`c - m`, whitened (arXiv 2501.03262, "with baseline")."""
     return Estimate(inputs.groups.mean_S)

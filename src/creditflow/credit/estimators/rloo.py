@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from creditflow.credit.estimators.base import Estimate, EstimatorInput
-from creditflow.credit.records import ONE, advantage_estimator
+from creditflow.credit.records import ONE, Estimate, EstimatorInput, advantage_estimator
 
 
-@advantage_estimator("rloo", divisor=ONE, min_rollouts=2)
+@advantage_estimator("rloo", divisor=ONE)
 def rloo(inputs: EstimatorInput) -> Estimate:
     """`c - mean of the group's other trajectories` (arXiv 2402.14740, equation 7).
 

@@ -1,9 +1,7 @@
-"""The input, the output and the common formula of propagation rules.
+"""The base classes of propagation rules, and the formula that most of them share.
 
-A rule turns own rewards and outcomes into the credit of each step. It reads rewards, gates and edges, and does not
-depend on reward functions and baselines.
-
-All rules except the sharing ones are one formula with different gates:
+A rule turns sub-rewards and outcomes into the credit of each step. It does not depend on reward functions, baselines
+and the model. Its options are the fields of its class.
 
     h_t = e_t + gamma * sum over children k of gate_k * h_k / #parents(k)
 
@@ -12,187 +10,166 @@ All rules except the sharing ones are one formula with different gates:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from creditflow.credit.groups import BatchColumns
-from creditflow.credit.options import CreditOptions
-from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
+from creditflow.credit.records import NOTHING, OUTCOME, SIGNAL, Credit, CreditOptions, Rule, RuleInput, share, weight
+from creditflow.data import Bools, Floats, TrajectoryBatch
 
 
-@dataclass(frozen=True, slots=True)
-class PropagationInput:
-    """The input of a propagation rule."""
+@dataclass(frozen=True)
+class ScoreRule(Rule):
+    """A rule with a pay for sub-rewards."""
 
-    batch: TrajectoryBatch
-    options: CreditOptions
-    paid_S: Floats
-    """[S] `w_r * (r_t - b)`, with the expected sub-reward for a rule that `expects`; 0 for steps without pay."""
-    is_paid_S: Bools
-    """[S] whether the step is paid: scored, with a substitute for a failed score, or with an expected sub-reward."""
-    outcome_S: Floats
-    """[S] R of the step's agent: its own outcome, else that of the trajectory; 0 without one."""
-    known_S: Bools
-    """[S] whether R is a signal about this trajectory."""
-    scored_S: Bools
-    """[S] whether the step has a score, a signal about this trajectory. Never without `options.decomposed`."""
-    failed_S: Bools
-    """[S] whether the step's scoring failed. Never without `options.decomposed`."""
-    gate_open_S: Bools
-    """[S] whether the step's gate is open: the step is unscored, or its sub-reward is above its threshold."""
-    masked_S: Bools
-    """[S] steps left out of training, with their trajectory or with their agent."""
-    columns: BatchColumns
-    """Group codes and other columns that the following stages read too."""
+    pays_scores: ClassVar[bool] = True
+
+    w_r: float = weight(1.0)
+    """Weight of sub-rewards, at least 0."""
+    sub_reward_origin: float = share(1.0)
+    """b in `w_r * (r - b)`, from 0 to 1. 1 charges for wrong steps; 0 pays for right ones, including needless ones."""
+
+    def pay(self, inputs: RuleInput) -> Floats:
+        """[S] `w_r * (r - b)`; 0 for steps without a sub-reward."""
+        sub_reward_S = inputs.rewards.sub_reward_S
+        return np.where(np.isnan(sub_reward_S), 0.0, float(self.w_r) * (sub_reward_S - self.sub_reward_origin))
 
 
-SIGNAL, OUTCOME = np.uint8(1), np.uint8(2)
-"""Bits of `Credit.reached_S`: any signal that depends on this trajectory; the outcome."""
+@dataclass(frozen=True)
+class OutcomeRule(ScoreRule):
+    """A rule with a pay for sub-rewards and a place for the outcome, in the terms of docs/concepts/credit.md."""
+
+    pays_tokens: ClassVar[bool] = True
+
+    w_o: float = weight(1.0)
+    """Weight of the outcome, at least 0."""
+    outcome_to: Literal["all", "answer"] = "all"
+    """`all`: the outcome is added to every step's credit, neither discounted nor gated. `answer`: it is added to the
+    own reward of the answer steps, and flows upstream from there. An estimator with a critic always pays it at the
+    answer steps, since a sum along the trajectory would count it once for each step."""
+
+    def at_answer(self, options: CreditOptions) -> bool:
+        """Whether the outcome is paid at the answer steps."""
+        return self.outcome_to == "answer" or options.estimator.critic
+
+    def paid(self, inputs: RuleInput, gate_S: Floats | None = None) -> Credit:
+        """The pay for the score and the outcome.
+
+        The own rewards flow to parents through gates with the factors `gate_S` [S]; None: no credit flows.
+        """
+        batch, rewards, options = inputs.batch, inputs.rewards, inputs.options
+        paid_S, outcome_S, known_S = self.pay(inputs), self.w_o * rewards.outcome_S, rewards.known_S & (self.w_o > 0)
+        zero_S = np.zeros_like(paid_S)
+        own_S, shared_S, misled_S = paid_S, outcome_S, None
+        if self.at_answer(options):
+            own_S, shared_S = paid_S + answer_part(batch, outcome_S), zero_S
+            known_S &= batch.is_answer_step
+            passes_S = np.ones_like(paid_S) if gate_S is None and options.estimator.critic else gate_S
+            if passes_S is not None and options.gamma > 0 and self.w_o > 0:
+                misled_S = lost_upstream(batch, rewards.masked_S, passes_S)
+        reached_S = bits(known_S | (rewards.scored_S & options.decomposed & (self.w_r > 0)), known_S)
+        received_S = zero_S if gate_S is None else flow_up(batch, own_S, gate_S, options.gamma, reached_S)
+        return Credit(own_S, received_S, shared_S, reached_S, paid_S=paid_S, gate_S=gate_S, misled_S=misled_S)
 
 
-@dataclass(frozen=True, slots=True)
-class Credit:
-    """The output of a rule: `credit = own + received + shared`. A rule without flow needs the first five fields."""
-
-    own_S: Floats
-    """[S] e_t: the step's own reward, with its part of the outcome under `outcome_to: answer`."""
-    received_S: Floats
-    """[S] discounted credit received from children."""
-    shared_S: Floats
-    """[S] credit given equally to every step of the trajectory."""
-    withheld_S: Floats
-    """[S] credit withheld by the step's own gate, from its parents."""
-    reached_S: NDArray[np.uint8]
-    """[S] bits SIGNAL (a score, the outcome, or credit from a child with a signal reached the step) and OUTCOME (the
-    outcome did). A step can have a signal and credit 0: at origin 1, every right step has 0."""
-    gate_S: Floats | None = None
-    """[S] the factor on credit passed to parents, in [0, 1]; None: the rule moves no credit."""
-    frozen_S: Bools | None = None
-    """[S] steps upstream of a failure, which must not learn from this trajectory; None: no step is frozen."""
+def answer_part(batch: TrajectoryBatch, outcome_S: Floats) -> Floats:
+    """[S] the outcome, divided evenly among the answer steps of the trajectory; 0 at the other steps."""
+    return np.where(batch.is_answer_step, outcome_S / batch.answers_of_step, 0.0)
 
 
-# ---- the reverse pass ----------------------------------------------------------------------------------------------
+def bits(signal_S: Bools, outcome_S: Bools) -> NDArray[np.uint8]:
+    """[S] `Credit.reached_S` from the steps that any signal, and that the outcome reached."""
+    return signal_S * SIGNAL | outcome_S * OUTCOME
 
 
-def parent_counts(batch: TrajectoryBatch) -> Ints:
-    """[S] the number of parents of each step."""
-    return np.bincount(batch.edge_child, minlength=batch.n_steps)
+def flow_up(
+    batch: TrajectoryBatch,
+    own_S: Floats,
+    gate_S: Floats,
+    gamma: float,
+    reached_S: NDArray[np.uint8] | None = None,
+) -> Floats:
+    """[S] the credit received from children by the formula of this module.
+
+    Adds to `reached_S` [S] the bits that children pass through open gates.
+    """
+    from creditflow.credit import kernels
+
+    received_S = np.zeros_like(own_S)
+    reached_S = np.zeros(len(own_S), dtype=np.uint8) if reached_S is None else reached_S
+    edges = batch.edge_child, batch.edge_parent
+    kernels.flow_up(*edges, own_S, gate_S, batch.share_of_step, gamma, received_S, reached_S)
+    return received_S
 
 
-def shares(parents_S: Ints) -> Floats:
-    """[S] the share of a step's passed credit that each parent gets: it is divided evenly."""
-    return 1.0 / np.maximum(parents_S, 1)
-
-
-# ---- entry of the outcome ------------------------------------------------------------------------------------------
-
-
-def _outcome_to_all(inputs: PropagationInput) -> tuple[Floats, Floats]:
-    return inputs.paid_S, inputs.options.w_o * inputs.outcome_S
-
-
-def _outcome_to_answer(inputs: PropagationInput) -> tuple[Floats, Floats]:
-    trajectory_S = inputs.batch.trajectory_of_step
-    answer_S = answer_steps(inputs.batch)
-    answers_N = np.bincount(trajectory_S[answer_S], minlength=inputs.batch.n_trajectories)
-    part_S = inputs.options.w_o * inputs.outcome_S / np.maximum(answers_N, 1)[trajectory_S]
-    return inputs.paid_S + np.where(answer_S, part_S, 0.0), np.zeros_like(inputs.paid_S)
-
-
-OUTCOME_TO: dict[str, Callable[[PropagationInput], tuple[Floats, Floats]]] = {
-    "all": _outcome_to_all,
-    "answer": _outcome_to_answer,
-}
-"""`algorithm.outcome_to`: functions that return (own_S, shared_S), with the outcome added to one of them."""
-
-
-def answer_steps(batch: TrajectoryBatch) -> Bools:
-    """[S] the answer steps: those named by the workflow, else the last of the trajectory."""
-    trajectory_S = batch.trajectory_of_step
-    named_N = np.bincount(trajectory_S[batch.is_answer], minlength=batch.n_trajectories) > 0
-    last_S = np.append(trajectory_S[1:] != trajectory_S[:-1], True)
-    return batch.is_answer | (last_S & ~named_N[trajectory_S])
-
-
-def lost_upstream(batch: TrajectoryBatch, masked_S: Bools, gate_S: Floats) -> Bools:
+def lost_upstream(batch: TrajectoryBatch, masked_S: Bools, gate_S: Floats) -> Bools | None:
     """[S] steps whose credit lacks the outcome of an answer step, because its scoring failed for that agent alone.
 
-    Without the outcome, the answer step passes on a credit of 0 through the gates `gate_S`, which is no reward.
+    Without the outcome, the answer step passes on a credit of 0 through the gates `gate_S`, which is no reward. None if
+    there is no such step.
     """
     kept_N = np.bincount(batch.trajectory_of_step, ~masked_S, batch.n_trajectories) > 0
-    lost_S = answer_steps(batch) & masked_S & kept_N[batch.trajectory_of_step]
+    lost_S = batch.is_answer_step & masked_S & kept_N[batch.trajectory_of_step]
     if not lost_S.any():
-        return lost_S
+        return None
     from creditflow.credit import kernels
 
     return kernels.reach_up(batch.edge_child, batch.edge_parent, lost_S.astype(np.uint8), gate_S) > 0
 
 
-def sources(inputs: PropagationInput) -> NDArray[np.uint8]:
-    """[S] bits of the signals that reach a step directly: its own score, the outcome."""
-    outcome_S = inputs.known_S & (inputs.options.w_o > 0)
-    if inputs.options.outcome_to == "answer":
-        outcome_S &= answer_steps(inputs.batch)
-    return _bits(outcome_S | (inputs.scored_S & (inputs.options.w_r > 0)), outcome_S)
+def outcome_gates(credit: Credit, options: CreditOptions) -> Floats | None:
+    """[S] the gates through which an outcome at the answer reaches earlier steps; None if it does not.
+
+    Under a rule without flow, a critic's values pass along every edge.
+    """
+    if credit.gate_S is None and options.estimator.critic and isinstance(options.propagation, OutcomeRule):
+        return np.ones_like(credit.own_S)
+    return credit.gate_S
 
 
-def _bits(signal_S: Bools, outcome_S: Bools) -> NDArray[np.uint8]:
-    return signal_S * SIGNAL | outcome_S * OUTCOME
+def kept_rewards(credit: Credit, options: CreditOptions) -> Floats:
+    """[S] the pay for the step's own score where only the outcome passes to its parents, else 0."""
+    if credit.paid_S is None or credit.gate_S is not None or outcome_gates(credit, options) is None:
+        return np.zeros_like(credit.own_S)
+    return credit.paid_S
 
 
-# ---- rules that decompose ------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class SharingRule(ScoreRule):
+    """A rule that gives every step of a trajectory its global reward."""
 
+    flow: ClassVar[str] = NOTHING
+    pays_scores: ClassVar[bool] = False
+    shares: ClassVar[bool] = True
 
-def decomposed(inputs: PropagationInput, gate_S: Floats) -> Credit:
-    """The formula above, with the factors `gate_S` [S] as gates."""
-    from creditflow.credit import kernels
+    w_o: float = weight(1.0)
+    """Weight of the outcome beside the mean sub-reward, at least 0."""
+    shared_reward: Literal["outcome", "outcome_plus_mean_sub_reward"] = "outcome"
+    """The global reward: the `outcome` without weights, or `outcome_plus_mean_sub_reward`, which contains the same
+    information as the other rules' credit and reads the weights."""
 
-    options, edges = inputs.options, (inputs.batch.edge_child, inputs.batch.edge_parent)
-    own_S, shared_S = OUTCOME_TO[options.outcome_to](inputs)
-    received_S, reached_S, parents_S = np.zeros_like(own_S), sources(inputs), parent_counts(inputs.batch)
-    kernels.flow_up(*edges, own_S, gate_S, shares(parents_S), options.gamma, received_S)
-    if options.gamma > 0.0:
-        reached_S = kernels.reach_up(*edges, reached_S, gate_S)
-    return Credit(
-        own_S=own_S,
-        received_S=received_S,
-        shared_S=shared_S,
-        withheld_S=np.where(parents_S > 0, (1.0 - gate_S) * (own_S + received_S), 0.0),
-        reached_S=reached_S,
-        gate_S=gate_S,
-        frozen_S=kernels.frozen_upstream(*edges, gate_S) if options.on_closed_gate == "freeze" else None,
-    )
+    def shared_S(self, inputs: RuleInput) -> Floats:
+        """[S] the global reward of the step's trajectory."""
+        outcome_S = inputs.rewards.outcome_S
+        if self.shared_reward == "outcome":
+            return outcome_S
+        trajectory_S, n = inputs.batch.trajectory_of_step, inputs.batch.n_trajectories
+        at = np.flatnonzero(~np.isnan(inputs.rewards.sub_reward_S))
+        count_N = np.bincount(trajectory_S[at], minlength=n)
+        mean_N = np.bincount(trajectory_S[at], self.pay(inputs)[at], n) / np.maximum(count_N, 1)
+        return np.asarray(self.w_o * outcome_S + mean_N[trajectory_S])
 
-
-# ---- rules that share ----------------------------------------------------------------------------------------------
-
-
-def mean_paid(inputs: PropagationInput) -> Floats:
-    """[N] the mean pay of a trajectory's steps, over those that are paid; 0 if none is."""
-    trajectory, n = inputs.batch.trajectory_of_step[inputs.is_paid_S], inputs.batch.n_trajectories
-    count_N = np.bincount(trajectory, minlength=n)
-    return np.asarray(np.bincount(trajectory, inputs.paid_S[inputs.is_paid_S], n) / np.maximum(count_N, 1))
-
-
-SHARED_REWARDS: dict[str, Callable[[PropagationInput], Floats]] = {
-    "outcome": lambda inputs: inputs.outcome_S,
-    "outcome_plus_mean_sub_reward": lambda inputs: (
-        inputs.options.w_o * inputs.outcome_S + mean_paid(inputs)[inputs.batch.trajectory_of_step]
-    ),
-}
-"""`algorithm.shared_reward`: [S] the credit given by the sharing rules. `w_o` weighs the outcome against sub-rewards,
-so it does not apply to the outcome alone."""
-
-
-def shared_credit(inputs: PropagationInput, reward_S: Floats) -> Credit:
-    """Give each step the credit `reward_S` [S], made of its agent's outcome and of its whole trajectory."""
-    signal_S = inputs.known_S
-    if inputs.options.shared_reward != "outcome":
-        trajectory_S = inputs.batch.trajectory_of_step
-        scored_N = np.bincount(trajectory_S[inputs.scored_S], minlength=inputs.batch.n_trajectories) > 0
-        signal_S = signal_S | scored_N[trajectory_S]
-    zero_S = np.zeros_like(inputs.paid_S)
-    return Credit(zero_S, zero_S, reward_S, zero_S, _bits(signal_S, inputs.known_S))
+    def give(self, inputs: RuleInput, reward_S: Floats) -> Credit:
+        """Give each step the credit `reward_S` [S], made of its agent's outcome and of its whole trajectory."""
+        known_S = signal_S = inputs.rewards.known_S
+        if self.shared_reward != "outcome":
+            trajectory_S, scored_S = (
+                inputs.batch.trajectory_of_step,
+                inputs.rewards.scored_S & inputs.options.decomposed,
+            )
+            scored_N = np.bincount(trajectory_S[scored_S], minlength=inputs.batch.n_trajectories) > 0
+            signal_S = signal_S | scored_N[trajectory_S]
+        zero_S = np.zeros_like(reward_S)
+        return Credit(zero_S, zero_S, reward_S, bits(signal_S, known_S))

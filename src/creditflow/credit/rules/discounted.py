@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import numpy as np
 
-from creditflow.credit.records import FORMULA, GATE_OPTIONS, propagation_rule
-from creditflow.credit.rules.base import Credit, PropagationInput, decomposed
+from creditflow.credit.records import FORMULA, Credit, RuleInput, propagation_rule
+from creditflow.credit.rules.base import OutcomeRule
 
 
-@propagation_rule(
-    "discounted", ignores=(*GATE_OPTIONS, "shared_reward"), comparison_rank=3, flows=FORMULA, decomposed=True
-)
-def discounted(inputs: PropagationInput) -> Credit:
+@propagation_rule("discounted")
+@dataclass(frozen=True)
+class Discounted(OutcomeRule):
     """The formula with every gate open."""
-    return decomposed(inputs, np.ones_like(inputs.paid_S))
+
+    flow: ClassVar[str] = FORMULA
+    comparison_rank: ClassVar[int] = 3
+
+    def credit(self, inputs: RuleInput) -> Credit:
+        return self.paid(inputs, np.ones(inputs.batch.n_steps))

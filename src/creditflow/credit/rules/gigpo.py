@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from creditflow.credit.records import propagation_rule
-from creditflow.credit.rules.base import Credit, PropagationInput
-from creditflow.credit.rules.relative import IGNORED, by_steps, comparable, credit_of, episode_part, flow, lost
+from dataclasses import dataclass
+
+from creditflow.credit.records import Credit, RuleInput, propagation_rule
+from creditflow.credit.rules.relative import WeightedRule, by_steps, comparable, credit_of, lost
 
 
-@propagation_rule("gigpo", ignores=IGNORED, relative=True, reads=("step_weight", "episode_weight"))
-def gigpo(inputs: PropagationInput) -> Credit:
+@propagation_rule("gigpo")
+@dataclass(frozen=True)
+class Gigpo(WeightedRule):
     """`A_t = episode_weight * GN(R) + step_weight * GN(G_t)` (GiGPO, arXiv 2505.10978, eq. 8).
 
     Equation numbers are those of its reference code.
@@ -17,8 +19,8 @@ def gigpo(inputs: PropagationInput) -> Credit:
     (eq. 5) along the dependency graph, with the outcome at the answer. GN(G_t): over all steps of the task with the
     same agent and prompt, the anchor state (eq. 6 and 7).
     """
-    options, frozen_S = inputs.options, lost(inputs)
-    own_S, received_S = flow(inputs, inputs.paid_S, outcome_to="answer")
-    step_S = by_steps(inputs, own_S + received_S, "task_agent_state", comparable(inputs) & ~frozen_S)
-    episode_S = options.episode_weight * episode_part(inputs)
-    return credit_of(inputs, options.step_weight * step_S, shared_S=episode_S, frozen_S=frozen_S)
+
+    def credit(self, inputs: RuleInput) -> Credit:
+        frozen_S, return_S = lost(inputs), self.returns(inputs, self.pay(inputs))
+        step_S = by_steps(inputs, return_S, "task_agent_state", comparable(inputs) & ~frozen_S)
+        return credit_of(inputs, self.step_weight * step_S, shared_S=self.episode_S(inputs), frozen_S=frozen_S)

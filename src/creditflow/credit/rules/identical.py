@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from creditflow.credit.records import GATE_OPTIONS, NOTHING, propagation_rule
-from creditflow.credit.rules.base import SHARED_REWARDS, Credit, PropagationInput, shared_credit
+from dataclasses import dataclass
+from typing import ClassVar
+
+from creditflow.credit.records import Credit, RuleInput, propagation_rule
+from creditflow.credit.rules.base import SharingRule
 
 
-@propagation_rule(
-    "identical",
-    pays_own=False,
-    shares=True,
-    ignores=(*GATE_OPTIONS, "outcome_to"),
-    comparison_rank=1,
-    flows=NOTHING,
-)
-def identical(inputs: PropagationInput) -> Credit:
+@propagation_rule("identical")
+@dataclass(frozen=True)
+class Identical(SharingRule):
     """`c_t = R` for every step, as in verl and Agent Lightning."""
-    return shared_credit(inputs, SHARED_REWARDS[inputs.options.shared_reward](inputs))
+
+    comparison_rank: ClassVar[int] = 1
+
+    def credit(self, inputs: RuleInput) -> Credit:
+        return self.give(inputs, self.shared_S(inputs))

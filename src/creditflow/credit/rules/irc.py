@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from creditflow.credit.records import propagation_rule
-from creditflow.credit.rules.base import Credit, PropagationInput
-from creditflow.credit.rules.relative import IGNORED, by_steps, comparable, credit_of, episode_part, flow, lost
+from creditflow.credit.records import Credit, RuleInput, propagation_rule
+from creditflow.credit.rules.relative import WeightedRule, by_steps, comparable, credit_of, lost, scored
 from creditflow.data import Floats
 
+_LEAST = 1e-18
+"""Variances up to this are rounding."""
 
-@propagation_rule("irc", ignores=IGNORED, relative=True, reads=("step_weight", "episode_weight"))
-def irc(inputs: PropagationInput) -> Credit:
+
+@propagation_rule("irc")
+@dataclass(frozen=True)
+class Irc(WeightedRule):
     """`A_t = step_weight * GN(G_t) + episode_weight * GN(R)`, `G_t` the discounted return of calibrated rewards and R.
 
     Iterative reward calibration (arXiv 2604.02869) sets the reward of each kind of turn in proportion to its
@@ -19,22 +24,23 @@ def irc(inputs: PropagationInput) -> Credit:
     has its gamma of 0.9 and its outcome weight of 0.3. Here a kind of turn is an agent, see `correlations`. GN(G_t):
     over the rollouts of the task, at the same agent and turn.
     """
-    options, frozen_S = inputs.options, lost(inputs)
-    own_S, received_S = flow(inputs, inputs.paid_S * correlations(inputs), outcome_to="answer")
-    step_S = by_steps(inputs, own_S + received_S, "task_agent_turn", comparable(inputs) & ~frozen_S)
-    episode_S = options.episode_weight * episode_part(inputs)
-    return credit_of(inputs, options.step_weight * step_S, shared_S=episode_S, frozen_S=frozen_S)
+
+    def credit(self, inputs: RuleInput) -> Credit:
+        frozen_S, paid_S = lost(inputs), self.pay(inputs)
+        return_S = self.returns(inputs, paid_S * correlations(inputs, paid_S))
+        step_S = by_steps(inputs, return_S, "task_agent_turn", comparable(inputs) & ~frozen_S)
+        return credit_of(inputs, self.step_weight * step_S, shared_S=self.episode_S(inputs), frozen_S=frozen_S)
 
 
-def correlations(inputs: PropagationInput) -> Floats:
+def correlations(inputs: RuleInput, paid_S: Floats) -> Floats:
     """[S] the correlation of the agent's scores with the outcome, over its steps in the batch (Pearson).
 
     With outcomes of 0 and 1 this is the point-biserial correlation. 0 where the scores or the outcomes are equal.
     """
     agent_S = inputs.batch.agent_of_step
     n = len(inputs.batch.agent_names)
-    at = np.flatnonzero(comparable(inputs) & inputs.scored_S & inputs.known_S)
-    agent, score, outcome = agent_S[at], inputs.paid_S[at], inputs.outcome_S[at]
+    at = np.flatnonzero(comparable(inputs) & scored(inputs) & inputs.rewards.known_S)
+    agent, score, outcome = agent_S[at], paid_S[at], inputs.rewards.outcome_S[at]
     count_A = np.maximum(np.bincount(agent, minlength=n), 1)
     score = score - (np.bincount(agent, score, n) / count_A)[agent]
     outcome = outcome - (np.bincount(agent, outcome, n) / count_A)[agent]
@@ -45,7 +51,3 @@ def correlations(inputs: PropagationInput) -> Floats:
     correlation_A = np.zeros(n)
     correlation_A[known_A] = both_A[known_A] / np.sqrt(scores_A[known_A] * outcomes_A[known_A])
     return correlation_A[agent_S]
-
-
-_LEAST = 1e-18
-"""Variances up to this are rounding."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from creditflow.credit.records import propagation_rule
-from creditflow.credit.rules.base import Credit, PropagationInput
-from creditflow.credit.rules.relative import IGNORED, by_steps, comparable, credit_of, episode_part, flow
+from dataclasses import dataclass
+
+import numpy as np
+
+from creditflow.credit.records import Credit, RuleInput, propagation_rule
+from creditflow.credit.rules.base import flow_up
+from creditflow.credit.rules.relative import WeightedRule, by_steps, comparable, credit_of
 
 
-@propagation_rule("mt_grpo", ignores=IGNORED, relative=True, reads=("step_weight", "episode_weight"))
-def mt_grpo(inputs: PropagationInput) -> Credit:
+@propagation_rule("mt_grpo")
+@dataclass(frozen=True)
+class MtGrpo(WeightedRule):
     """`A_t = step_weight * sum over k >= t of GN(r_k) + episode_weight * GN(R)`.
 
     MT-GRPO (arXiv 2505.11821) adds the normalised reward of a turn to the normalised outcome. The sum over later turns
@@ -18,7 +23,10 @@ def mt_grpo(inputs: PropagationInput) -> Credit:
     The sum biases the gradient: it has one baseline for each remaining turn, and their number depends on when the
     policy stops.
     """
-    weight, over_S = inputs.options.step_weight, comparable(inputs) & inputs.is_paid_S
-    normalised_S = by_steps(inputs, inputs.paid_S, "task_agent_turn", over_S)
-    own_S, received_S = flow(inputs, normalised_S, outcome_to="all")
-    return credit_of(inputs, weight * own_S, weight * received_S, inputs.options.episode_weight * episode_part(inputs))
+
+    def credit(self, inputs: RuleInput) -> Credit:
+        over_S = comparable(inputs) & ~np.isnan(inputs.rewards.sub_reward_S)
+        own_S = by_steps(inputs, self.pay(inputs), "task_agent_turn", over_S)
+        received_S = flow_up(inputs.batch, own_S, np.ones_like(own_S), inputs.options.gamma)
+        weight = self.step_weight
+        return credit_of(inputs, weight * own_S, weight * received_S, self.episode_S(inputs))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from creditflow.credit.records import GATE_OPTIONS, NOTHING, propagation_rule
-from creditflow.credit.rules.base import SHARED_REWARDS, Credit, PropagationInput, shared_credit
+from creditflow.credit.records import Credit, RuleInput, propagation_rule
+from creditflow.credit.rules.base import SharingRule
 
 
-@propagation_rule("uniform", pays_own=False, shares=True, ignores=(*GATE_OPTIONS, "outcome_to"), flows=NOTHING)
-def uniform(inputs: PropagationInput) -> Credit:
+@propagation_rule("uniform")
+@dataclass(frozen=True)
+class Uniform(SharingRule):
     """`c_t = R / #steps`: conserves R, and thus rewards short trajectories."""
-    steps_N = np.bincount(inputs.batch.trajectory_of_step, minlength=inputs.batch.n_trajectories)
-    reward_S = SHARED_REWARDS[inputs.options.shared_reward](inputs)
-    return shared_credit(inputs, reward_S / steps_N[inputs.batch.trajectory_of_step])
+
+    def credit(self, inputs: RuleInput) -> Credit:
+        steps_N = np.bincount(inputs.batch.trajectory_of_step, minlength=inputs.batch.n_trajectories)
+        return self.give(inputs, self.shared_S(inputs) / steps_N[inputs.batch.trajectory_of_step])

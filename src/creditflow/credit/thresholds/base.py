@@ -6,25 +6,25 @@ and restored. Its inputs are sub-rewards, their spread and validation accuracy.
 
 from __future__ import annotations
 
+import copy
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from numbers import Real
-from typing import Any, Protocol, TypeGuard, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeGuard, TypeVar
 
 import numpy as np
 
 from creditflow.data import Bools, Floats, Ints
-from creditflow.errors import (
-    BatchError,
-    ConfigError,
-    NotFiniteError,
-    ScoreRangeError,
-)
+from creditflow.errors import BatchError, ConfigError, NotFiniteError, ScoreRangeError
 from creditflow.registry import Registry, expect_keywords
 
-KEY = "algorithm.propagation_threshold"
+KEY = "algorithm.propagation.theta"
 METRIC = "propagation/threshold"
+NEW_AGENT = "*"
+"""A name that no agent can have: the threshold for it is the team's estimate."""
 ROUNDING = 1e-9
 GATE_TOLERANCE = 1e-9
 """Margin for rounding: a sub-reward equal to its threshold up to rounding (a mean of thirds) does not pass."""
@@ -80,6 +80,7 @@ class Threshold(Protocol):
 AgentNames = tuple[str, ...] | None
 """The names of the agents; None if unknown."""
 Kind = TypeVar("Kind", bound=Callable[..., Threshold])
+State = TypeVar("State")
 
 THRESHOLDS: Registry[Callable[..., Threshold]] = Registry(
     f"{KEY}.kind", "creditflow.credit.thresholds", "creditflow.thresholds", decorator="threshold_kind"
@@ -101,7 +102,7 @@ def threshold_kind(name: str) -> Callable[[Kind], Kind]:
 
 
 def make_threshold(spec: float | Mapping[str, Any], agents: Iterable[str] | None = None) -> Threshold:
-    """Make the threshold of `algorithm.propagation_threshold`; a number is short for `{kind: fixed, value: number}`.
+    """Make the threshold of the option `theta` of a rule; a number is short for `{kind: fixed, value: number}`.
 
     `agents`: the names of the team, if known; agents named in the option must be among them. Raises ConfigError or
     UnknownAgentError for an invalid option, with the key, the expected and the actual value.
@@ -126,15 +127,6 @@ def make_threshold(spec: float | Mapping[str, Any], agents: Iterable[str] | None
     return threshold
 
 
-def thetas(threshold: Threshold, agent_names: Sequence[str]) -> Floats:
-    """[A] the threshold in force for each agent. Raises ConfigError if a kind returns no finite number."""
-    theta_A = [threshold.theta(agent) for agent in agent_names]
-    for agent, theta in zip(agent_names, theta_A, strict=True):
-        if not is_number(theta):
-            raise ConfigError(f"{KEY}: expected a finite threshold for agent {agent!r}, got {theta!r}")
-    return np.array(theta_A, dtype=np.float64)
-
-
 def open_starved(gate_open_S: Bools, sub_reward_S: Floats, scored_S: Bools, agent_S: Ints, floor: float) -> Bools:
     """[S] the closed scored steps to open, so that each agent has a minimum share of open gates.
 
@@ -157,20 +149,10 @@ def open_starved(gate_open_S: Bools, sub_reward_S: Floats, scored_S: Bools, agen
     return opened_S
 
 
-def theta_metrics(threshold: Threshold, team_estimate: float, agents: Iterable[str]) -> dict[str, float]:
-    """Return `propagation/threshold` of a new agent and of each agent."""
-    return {METRIC: float(team_estimate)} | {f"{METRIC}/{agent}": threshold.theta(agent) for agent in sorted(agents)}
-
-
 def mean(values: Iterable[float], otherwise: float) -> float:
     """The mean, summed exactly: independent of the order of agents, and never outside the values by rounding."""
     listed = sorted(values)
     return min(max(math.fsum(listed) / len(listed), listed[0]), listed[-1]) if listed else otherwise
-
-
-def start(limits: tuple[float, float], initial: float | None) -> float:
-    """Return the first threshold: `initial`, or the middle of the range."""
-    return sum(limits) / 2 if initial is None else float(initial)
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -188,75 +170,141 @@ def check_sub_rewards(agent: str, r: Floats) -> None:
         raise ScoreRangeError(f"sub-rewards of agent {agent!r}: expected numbers from 0 to 1, got {bad[0]}")
 
 
-def expect_number(key: str, value: object, low: float, high: float) -> None:
-    """Raise ConfigError unless the value is a number from `low` to `high`."""
-    if not (is_number(value) and low <= value <= high):
-        raise ConfigError(f"{KEY}.{key}: expected a number from {low:g} to {high:g}, got {value!r}")
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The allowed values of an option, or of a number in a saved state."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+    def expect(self, key: str, value: object) -> None:
+        """Raise ConfigError, with the key, the expected and the actual value, unless the value is allowed."""
+        if not self.holds(value):
+            raise ConfigError(f"{key}: expected {self.words}, got {value!r}")
 
 
-def expect_threshold(key: str, value: object) -> None:
-    """Raise ConfigError unless the value is a finite number.
+def between(low: float, high: float) -> Check:
+    """Allow numbers from `low` to `high`."""
+    return Check(f"a number from {low:g} to {high:g}", lambda value: is_number(value) and low <= value <= high)
 
-    Below 0 all gates are open, from 1 on those of scored steps are closed.
+
+SHARE = between(0, 1)
+FINITE = Check("a finite number", lambda value: is_number(value) and abs(value) <= LARGEST)
+"""A threshold. Below 0 all gates are open, from 1 on those of scored steps are closed."""
+WHOLE = Check("a whole number of at least 1", lambda value: type(value) is int and value >= 1)
+MAPPING = Check("a mapping by agent", lambda value: isinstance(value, Mapping))
+FLAG = Check("true or false", lambda value: isinstance(value, bool))
+
+
+def shares(length: int | None = None) -> Check:
+    """Allow a list of numbers from 0 to 1."""
+
+    def holds(values: Any) -> bool:
+        return isinstance(values, list | tuple) and all(map(SHARE.holds, values)) and length in (None, len(values))
+
+    return Check("a list of numbers from 0 to 1" if length is None else f"{length} numbers from 0 to 1", holds)
+
+
+LIMITS = Check("two numbers from 0 to 1, the lower one first", lambda pair: shares(2).holds(pair) and pair[0] < pair[1])
+
+
+def option(default: Any, check: Check) -> Any:
+    """A field with the check of its values."""
+    return field(default=default, metadata={"check": check})
+
+
+def expect_fields(place: str, kind: Any, values: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a value that the check of its field in `kind` does not allow."""
+    for f in fields(kind):
+        if f.name in values and "check" in f.metadata:
+            f.metadata["check"].expect(f"{place}{f.name}", values[f.name])
+
+
+def expect_state(kind: Any, names: Sequence[str], state: object) -> None:
+    """Raise ConfigError for a saved state with other keys than `names`, or with wrong values."""
+    if not isinstance(state, Mapping) or set(state) != set(names):
+        got = ", ".join(map(str, state)) if isinstance(state, Mapping) else repr(state)
+        raise ConfigError(f"threshold state: expected the keys {', '.join(names)}, got {got}")
+    expect_fields("threshold state: ", kind, state)
+
+
+@dataclass
+class BuiltIn:
+    """The options and the state of a built-in kind of threshold: fields, each with the check of its values."""
+
+    kind: ClassVar[str]
+    same: ClassVar[tuple[str, ...]] = ("kind",)
+    """Attributes that a state must share with the threshold that loads it."""
+    saved: ClassVar[tuple[str, ...]] = ()
+    """Fields that a state restores."""
+    floor = 0.0
+
+    team: AgentNames = None
+    agents: Mapping[str, Any] = field(init=False, default_factory=dict, metadata={"check": MAPPING})
+    """What is known of single agents."""
+
+    def __post_init__(self) -> None:
+        expect_fields(f"{KEY}.", self, {f.name: getattr(self, f.name) for f in fields(self)})
+
+    def theta(self, agent: str) -> float:
+        raise NotImplementedError
+
+    def update(self, observed: BatchStats) -> None:
+        """Do nothing."""
+
+    def state_dict(self) -> dict[str, Any]:
+        values = {"kind": self.kind, **asdict(self)}
+        return {name: values[name] for name in (*self.same, *self.saved)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        expect_state(self, (*self.same, *self.saved), state)
+        for name in self.same:
+            own = getattr(self, name)
+            Check(repr(own), partial(operator.eq, own)).expect(f"threshold state: {name}", state[name])
+        for name in self.saved:
+            setattr(self, name, copy.deepcopy(state[name]))
+
+    def metrics(self) -> dict[str, float]:
+        agents = sorted({*(self.team or ()), *self.agents})
+        return {METRIC: self.theta(NEW_AGENT)} | {f"{METRIC}/{agent}": self.theta(agent) for agent in agents}
+
+
+@dataclass
+class ByAgent(BuiltIn, Generic[State]):
+    """A kind that adapts the threshold of each agent within a range."""
+
+    state: ClassVar[type[Any]]
+    """The dataclass of an agent's state."""
+    saved = ("agents",)
+
+    agents: dict[str, State] = field(init=False, default_factory=dict, metadata={"check": MAPPING})
+    range: Sequence[float] = option((0.3, 0.7), LIMITS)
+    initial: float | None = None
+    """The start of the first agents; None: the middle of the range. Later agents start at the mean of the known ones.
     """
-    if not (is_number(value) and abs(value) <= LARGEST):
-        raise ConfigError(f"{KEY}.{key}: expected a finite number, got {value!r}")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.range = [float(limit) for limit in self.range]
+        if self.initial is not None:
+            between(*self.range).expect(f"{KEY}.initial", self.initial)
 
-def expect_whole(key: str, value: object) -> None:
-    """Raise ConfigError unless the value is a whole number of at least 1."""
-    if not (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
-        raise ConfigError(f"{KEY}.{key}: expected a whole number of at least 1, got {value!r}")
+    def known(self, state: State) -> float:
+        """The threshold of an agent with a state."""
+        raise NotImplementedError
 
+    def theta(self, agent: str) -> float:
+        if agent in self.agents:
+            return self.known(self.agents[agent])
+        start = sum(self.range) / 2 if self.initial is None else float(self.initial)
+        return mean(map(self.known, self.agents.values()), start)
 
-def expect_range(limits: object, initial: object) -> tuple[float, float]:
-    """Return the two limits of a range in [0, 1]. Raises ConfigError for others."""
-    pair = list(limits) if isinstance(limits, Sequence) and not isinstance(limits, str) else []
-    if not (len(pair) == 2 and all(map(is_number, pair)) and 0 <= pair[0] < pair[1] <= 1):
-        raise ConfigError(f"{KEY}.range: expected two numbers from 0 to 1, the lower one first, got {limits!r}")
-    if initial is not None:
-        expect_number("initial", initial, *pair)
-    return float(pair[0]), float(pair[1])
-
-
-def check_state(state: Mapping[str, Any], kind: str, *keys: str) -> None:
-    """Raise ConfigError for a state of another kind, or with other keys."""
-    if not isinstance(state, Mapping) or state.get("kind") != kind:
-        got = state.get("kind") if isinstance(state, Mapping) else state
-        raise ConfigError(f"threshold state: expected one of kind {kind!r}, got {got!r}")
-    check_state_keys(state, "kind", *keys)
-
-
-def check_state_keys(state: Mapping[str, Any], *keys: str) -> None:
-    """Raise ConfigError for a state with other keys."""
-    if set(state) != set(keys):
-        raise ConfigError(f"threshold state: expected the keys {', '.join(keys)}, got {', '.join(map(str, state))}")
-
-
-def read_agents(state: Mapping[str, Any], *keys: str) -> Iterable[tuple[str, Mapping[str, Any]]]:
-    """Return agents and their states. Raises ConfigError for another form."""
-    agents = state["agents"]
-    if not isinstance(agents, Mapping) or not all(isinstance(entry, Mapping) for entry in agents.values()):
-        raise ConfigError(f"threshold state: agents: expected a mapping from agent to its state, got {agents!r}")
-    for entry in agents.values():
-        check_state_keys(entry, *keys)
-    return agents.items()
-
-
-def read_number(state: Mapping[str, Any], key: str, low: float, high: float = math.inf) -> float:
-    """Return a number of a state. Raises ConfigError outside `low` to `high`."""
-    value = state[key]
-    if not (is_number(value) and low <= value <= high):
-        raise ConfigError(f"threshold state: {key}: expected a number from {low:g} to {high:g}, got {value!r}")
-    return float(value)
-
-
-def read_numbers(state: Mapping[str, Any], key: str) -> list[float]:
-    """Return a list of numbers in [0, 1] of a state. Raises ConfigError for others."""
-    values = state[key]
-    if not (isinstance(values, Sequence) and all(is_number(v) and 0 <= v <= 1 for v in values)):
-        raise ConfigError(f"threshold state: {key}: expected a list of numbers from 0 to 1, got {values!r}")
-    return [float(value) for value in values]
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        agents = state.get("agents") if isinstance(state, Mapping) else None
+        for entry in agents.values() if isinstance(agents, Mapping) else ():
+            expect_state(self.state, [f.name for f in fields(self.state)], entry)
+        super().load_state_dict(state)
+        self.agents = {agent: self.state(**entry) for agent, entry in state["agents"].items()}
 
 
 @dataclass(slots=True)

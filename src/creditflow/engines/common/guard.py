@@ -33,7 +33,7 @@ def build_guard(config: Config, folder: Path, functions: Sequence[RewardFunction
     return Guard.from_rules(
         rules,
         names,
-        config.algorithm,
+        config.credit,
         has_outcome=any(function.level == "outcome" for function in functions),
         folder=folder,
     )

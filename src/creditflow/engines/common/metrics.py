@@ -42,10 +42,8 @@ def staleness_metrics(batch: TrajectoryBatch, trained: Mapping[str, int]) -> dic
 
     `trained`: the version that each policy has before its update; steps of others are left out.
     """
-    from creditflow.credit import kernels
-
     newest_S = np.array([trained.get(name, 0) for name in batch.policy_names])[batch.policy_of_step]
-    sampled_S = kernels.sampled_tokens(batch.token_offsets, batch.response_mask) * batch.sampled_by(*trained)
+    sampled_S = batch.sampled_of_step * batch.sampled_by(*trained)
     age_S = newest_S - batch.policy_version
     total = age_S * sampled_S
     largest = age_S[sampled_S > 0].max(initial=0)

@@ -115,8 +115,6 @@ def changed_options(facts: Mapping[str, Any], recipe: Recipe, now: Mapping[str, 
     Tasks that differ count as their option, even if a file has the same name. `now`: the present `data_facts`.
     """
     changed = set(different_options(facts["config"], json.loads(json.dumps(recipe.to_dict())))) - MAY_CHANGE
-    if facts["config"].get("algorithm", {}).get("outcome_to") == recipe.config.algorithm.resolved().outcome_to:
-        changed.discard("algorithm.outcome_to")  # `auto` means the same
     options = sorted(key for key in changed if not key.startswith("guard."))
     began = facts.get("tasks", {})
     # The order of tasks, and those already trained on, follow from their number and the seed.

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from creditflow.credit.analysis.fidelity import DecisionValues
-from creditflow.credit.decompose import outcomes
+from creditflow.credit.rewards import common_outcomes
 from creditflow.data import Bools, Floats, Ints, Trajectory, TrajectoryBatch
 from creditflow.data.batch import outcome_value
 from creditflow.engines.common.components import Components
 from creditflow.engines.local.policy_set import PolicySet
 from creditflow.engines.local.rollouts import complete, fill_references
+from creditflow.engines.local.values import DecisionValues
 from creditflow.errors import ConfigError, TooManyFailedScores
 from creditflow.rollout import ChatClient, ModelClient, Rollout, Scheduler, together
 from creditflow.rollout.branching import REFUSED, run_branch
@@ -59,11 +59,10 @@ class MeasuringRollouts:
             fill_references(components, self._policy_set, trajectories)
         report = await components.rewards.score(trajectories, outcome_only=True, max_failed_frac=1.0)
         # A truncated rollout has an outcome, whether or not truncated trajectories are trained.
-        options = replace(components.recipe.config.algorithm, mask_truncated=False)
-        common = outcomes(TrajectoryBatch.from_trajectories(trajectories), options)
+        outcome_N = common_outcomes(TrajectoryBatch.from_trajectories(trajectories), mask_truncated=False)
         errors = [*(t.info["error"] for t in trajectories if t.status == "failed"), *report.reasons]
         self.first_failure = self.first_failure or next(iter(errors), "")
-        return trajectories, np.where(common.known_N, common.value_N, np.nan)
+        return trajectories, outcome_N
 
 
 @dataclass(frozen=True, slots=True)

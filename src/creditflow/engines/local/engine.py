@@ -69,7 +69,7 @@ class LocalEngine(Engine):
         values_T = policy_set.values(batch)
         run = None
         if not any(estimate.problem for estimate in memory):
-            assignment = assign(batch, recipe.config.algorithm, values_T=values_T)
+            assignment = assign(batch, recipe.config.credit, values_T=values_T)
             n_groups = len(trajectories) // recipe.config.actor_rollout_ref.rollout.n
             with phase("measuring a training step"):
                 run = estimate_run(components, policy_set, assignment, n_groups, watch)

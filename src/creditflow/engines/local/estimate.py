@@ -95,7 +95,7 @@ def _update_seconds(actor: Actor, assignment: Assignment, own_S: Bools, scale: f
     """
     batch, config = assignment.batch, actor.config
     step_of_token, sampled_S = sampled_tokens(batch)
-    steps = np.flatnonzero(own_S & assignment.trained_S & (sampled_S > 0))
+    steps = np.flatnonzero(own_S & assignment.groups.trained_S & (sampled_S > 0))
     if not len(steps):
         return 0.0
     if not (config.use_kl_loss or config.entropy_coeff):  # steps with advantage 0 are skipped

@@ -9,8 +9,6 @@ import numpy as np
 from creditflow._utils.progress import phase
 from creditflow.config import trained_agents
 from creditflow.credit import Assignment
-from creditflow.credit.analysis.fidelity import Fidelity, fidelity
-from creditflow.credit.decompose import outcomes
 from creditflow.data import Bools, Trajectory
 from creditflow.engines.local.decisions import (
     FIDELITY,
@@ -21,6 +19,7 @@ from creditflow.engines.local.decisions import (
     workflow_branch,
 )
 from creditflow.engines.local.run import RunState
+from creditflow.engines.local.values import Fidelity, fidelity
 
 _MAX_DECISIONS = 256
 """The largest number of decisions of one measurement."""
@@ -30,8 +29,7 @@ def decision_candidates(assignment: Assignment, agents: list[str]) -> Bools:
     """[S] steps whose value can be measured: trained, of one of `agents`, with a known outcome."""
     batch = assignment.batch
     agent_A = np.array([name in agents for name in batch.agent_names], dtype=np.bool_)
-    known_S = outcomes(batch, assignment.options).known_S
-    return np.asarray(assignment.trained_S & known_S & agent_A[batch.agent_of_step])
+    return np.asarray(assignment.groups.trained_S & assignment.rewards.known_S & agent_A[batch.agent_of_step])
 
 
 async def fidelity_metrics(
@@ -65,7 +63,7 @@ async def fidelity_metrics(
             bar.reach,
         )
     run.audit_tokens += measured.tokens
-    result = fidelity(assignment.advantage_S[chosen.step_D], measured.values)
+    result = fidelity(assignment.advantage.advantage_S[chosen.step_D], measured.values)
     if note := _note(measured, result):
         run.reporter.say(f"training step {step}: fidelity of credit: {note}")
     return _metrics(result, measured, run)

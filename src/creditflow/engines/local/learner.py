@@ -129,10 +129,8 @@ class Learner:
 
 def sampled_tokens(batch: TrajectoryBatch) -> tuple[Ints, Ints]:
     """The step of each response token [T], and the number of sampled tokens per step [S]."""
-    from creditflow.credit import kernels
-
     step_of_token = np.repeat(np.arange(batch.n_steps), np.diff(batch.token_offsets))
-    return step_of_token, kernels.sampled_tokens(batch.token_offsets, batch.response_mask)
+    return step_of_token, batch.sampled_of_step
 
 
 def loss_weights(config: ActorConfig | CriticConfig, batch: TrajectoryBatch, steps: Ints) -> Floats:

@@ -26,7 +26,6 @@ from creditflow.config import (
     trained_policies,
 )
 from creditflow.credit import Assignment
-from creditflow.credit.records import ADVANTAGE_ESTIMATORS
 from creditflow.data import Bools, Floats, Ints, Trajectory, TrajectoryBatch
 from creditflow.engines.base import MemoryEstimate
 from creditflow.engines.local import memory, planning
@@ -189,7 +188,7 @@ class PolicySet:
                 keep_reference=keep_reference,
             )
         critics = dict[str, Critic]()
-        if ADVANTAGE_ESTIMATORS[config.algorithm.adv_estimator].critic:
+        if config.credit.estimator.critic:
             critics = _load_critics(recipe, policies, (steps, mini_batches * config.critic.ppo_epochs))
         if config.actor_rollout_ref.model.enable_gradient_checkpointing:
             forwards = [actor.policy.forward for actor in actors.values()]
@@ -348,11 +347,11 @@ class PolicySet:
         for name, critic in self.critics.items():
             assert returns_T is not None
             assert values_T is not None
-            own_S = assignment.trained_S & self._critic_steps(batch, name)
+            own_S = assignment.groups.trained_S & self._critic_steps(batch, name)
             measured = critic.update(batch, returns_T, values_T, own_S, mini_batch_of_step)
             (common if critic.config.central else metrics[name]).update(measured)
         for name, actor in self.actors.items() if update_actors else ():
-            own_S = assignment.trained_S & batch.sampled_by(name)
+            own_S = assignment.groups.trained_S & batch.sampled_by(name)
             corrected, weighted_T = batch, advantage_T
             if self.correction is not None:
                 corrected, weighted_T, measured = self.correction.apply(actor, batch, weighted_T, own_S)

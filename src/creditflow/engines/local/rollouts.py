@@ -71,6 +71,8 @@ class SampledBatch:
 
     trajectories: list[Trajectory]
     """`rollout.n` trajectories per task, grouped by task."""
+    batch: TrajectoryBatch
+    """The same trajectories as columns."""
     report: ScoringReport
     metrics: dict[str, float]
     tasks_taken: int
@@ -132,8 +134,10 @@ async def gather(
         metrics |= curriculum.metrics()
     response_tokens = len(batch.response_ids)
     tokens = response_tokens + len(batch.prompt_ids)
-    merged = ScoringReport.merge(reports)
-    return SampledBatch(kept[: size * n] or some, merged, metrics, tasks_taken, tokens, response_tokens)
+    merged, taken = ScoringReport.merge(reports), kept[: size * n] or some
+    if len(taken) < len(trajectories):
+        batch = TrajectoryBatch.from_trajectories(taken)
+    return SampledBatch(taken, batch, merged, metrics, tasks_taken, tokens, response_tokens)
 
 
 def outcomes_differ(group: Sequence[Trajectory]) -> bool:

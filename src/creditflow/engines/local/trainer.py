@@ -10,7 +10,7 @@ import numpy as np
 
 from creditflow._utils.progress import Reporter, phase
 from creditflow.config import Recipe
-from creditflow.credit import Assignment, assign, make_threshold
+from creditflow.credit import Assignment, Threshold, assign
 from creditflow.credit.analysis.metrics import batch_stats
 from creditflow.data import Floats, TrajectoryBatch
 from creditflow.engines.common.components import Components, build_components
@@ -68,7 +68,7 @@ def train(recipe: Recipe, reporter: Reporter, make_report: MakeReport | None = N
     memory = policy_set.memory_estimates(recipe.config)
     if problems := [estimate.problem for estimate in memory if estimate.problem]:
         raise ConfigError(problems[0])
-    threshold = make_threshold(recipe.config.algorithm.propagation_threshold, components.agents)
+    threshold = recipe.config.credit.propagation.make_threshold(tuple(components.agents))
     with sole_writer(path):
         run = begin(components, path, policy_set, threshold, guard, reporter)
         for estimate in memory:
@@ -176,28 +176,28 @@ async def train_step(step: int, run: RunState) -> dict[str, float]:
     processor_s = time.process_time()
     components.endpoint_metrics()  # requests of an evaluation do not count in this step
     policy_set.forget_peaks()
-    options = run.guard.options(config.algorithm)
+    options = run.guard.options(config.credit)
     try:
         gathered = await gather(step, components, policy_set, run.tasks_taken, timing, run.curriculum)
     except TooManyFailedScores as error:
         run.folder.write_steps(step, TrajectoryBatch.from_trajectories(error.trajectories))  # the evidence
         raise
-    trajectories = gathered.trajectories
+    trajectories, batch = gathered.trajectories, gathered.batch
     run.folder.append_failures(step, ((trajectory.id, trajectory.info) for trajectory in trajectories))
     run.tasks_taken = gathered.tasks_taken
     run.generated_tokens += gathered.response_tokens
-    batch = TrajectoryBatch.from_trajectories(trajectories)
     run.warn(rollout_events(batch, step, run.folder.events()))
     with timing("values"), phase("values of the critic"):
         values_T = policy_set.values(batch)
     with timing("propagation"):
         threshold = run.guard.threshold(run.threshold)
         assignment = assign(batch, options, values_T=values_T, threshold=threshold, history=run.history)
+        is_audited = config.audit.every > 0 and step % config.audit.every == 0
+        audited = _audited(run, assignment, values_T, threshold) if is_audited else None
         run.threshold.update(batch_stats(assignment))
-        run.history = assignment.history_after or run.history
-    if config.audit.every > 0 and step % config.audit.every == 0:
+        run.history = assignment.history_after
+    if audited is not None:
         with timing("audit"):
-            audited = _audited(run, assignment, values_T)
             gathered.metrics.update(await fidelity_metrics(run, step, audited, trajectories))
     section = config.actor_rollout_ref.actor
     terms = [name for name, on in (("KL", section.use_kl_loss), ("entropy", section.entropy_coeff)) if on]
@@ -226,16 +226,15 @@ async def train_step(step: int, run: RunState) -> dict[str, float]:
     }
 
 
-def _audited(run: RunState, assignment: Assignment, values_T: Floats | None) -> Assignment:
+def _audited(run: RunState, assignment: Assignment, values_T: Floats | None, threshold: Threshold) -> Assignment:
     """The assignment to measure the fidelity of.
 
     In a fallback it is that of the recipe's own rule, so that the guard can see it recover.
     """
-    options = run.config.algorithm
     if not run.guard.fallback:
         return assignment
-    threshold = assignment.standing_threshold()
-    return assign(assignment.batch, options, values_T=values_T, threshold=threshold, history=assignment.history)
+    batch, options = assignment.batch, run.config.credit
+    return assign(batch, options, values_T=values_T, threshold=threshold, history=assignment.history)
 
 
 def _update(run: RunState, step: int, assignment: Assignment, values_T: Floats | None) -> dict[str, float]:

@@ -34,7 +34,6 @@ from creditflow.config import (
     trained_policies,
     with_options,
 )
-from creditflow.credit.records import ADVANTAGE_ESTIMATORS
 from creditflow.engines.base import expect_capabilities
 from creditflow.engines.verl import overridden
 from creditflow.engines.verl.policies import optim_values, policy_configs, rollout_devices
@@ -85,7 +84,7 @@ _OPEN = _keys("""
 
 def _otherwise(config: Config) -> dict[str, Any]:
     """The verl options with another name, unit or encoding of "only at the end" than the recipe's options."""
-    actor, critic, algorithm, trainer = config.actor_rollout_ref.actor, config.critic, config.algorithm, config.trainer
+    actor, critic, algorithm, trainer = config.actor_rollout_ref.actor, config.critic, config.credit, config.trainer
     trained = trained_policies(config)
     # With several trained policies, `policies.policy_configs` sets the options of each.
     policy = trained[0] if len(trained) == 1 else ""
@@ -103,7 +102,7 @@ def _otherwise(config: Config) -> dict[str, Any]:
         "algorithm.gamma": algorithm.gamma_token,
         "algorithm.lam": algorithm.lam_token,
         # creditflow's trainer computes credit. verl only derives from this key whether to create a critic.
-        "algorithm.adv_estimator": "gae" if ADVANTAGE_ESTIMATORS[algorithm.adv_estimator].critic else "grpo",
+        "algorithm.adv_estimator": "gae" if algorithm.estimator.critic else "grpo",
         # Enough epochs for all training steps, because verl stops after its epochs. A step is at most one epoch.
         "trainer.total_epochs": max(1, _either(trainer.total_training_steps, trainer.total_epochs)),
         "trainer.test_freq": _every(trainer.test_freq),
@@ -239,7 +238,7 @@ def _mode_options(
 
     `chosen`: the user's verl options, by dotted key. `defaults`: verl's own values.
     """
-    section, rollout, lag = config.trainer.v1, config.actor_rollout_ref.rollout, recipe.algorithm.max_version_lag
+    section, rollout, lag = config.trainer.v1, config.actor_rollout_ref.rollout, recipe.credit.max_version_lag
     mode = section.trainer_mode
     if mode not in MODES:
         raise ConfigError(f"trainer.v1.trainer_mode: expected one of {', '.join(MODES)}, got {mode!r}")

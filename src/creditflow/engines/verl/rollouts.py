@@ -144,11 +144,8 @@ class RolloutRecords:
 
         Mirrors `runner.sampled_steps` and verl's numbering of rows.
         """
-        from creditflow.credit import kernels
-
         batch = self.batch
-        sampled = kernels.sampled_tokens(batch.token_offsets, batch.response_mask) > 0
-        steps = np.flatnonzero(batch.sampled_by(*policies) & sampled)
+        steps = np.flatnonzero(batch.sampled_by(*policies) & (batch.sampled_of_step > 0))
         trajectories = batch.trajectory_of_step[steps]
         first = np.searchsorted(trajectories, trajectories)
         numbers = (np.arange(len(steps)) - first).tolist()

@@ -42,10 +42,9 @@ from verl.utils.py_functional import rename_dict
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions, log_seqlen_unbalance
 
 from creditflow._utils.files import write_whole
-from creditflow.credit import Assignment, assign, make_threshold
+from creditflow.credit import Assignment, assign
 from creditflow.credit.analysis.metrics import batch_stats
 from creditflow.credit.history import History
-from creditflow.credit.records import ADVANTAGE_ESTIMATORS
 from creditflow.data import Bools, Floats, TrajectoryBatch
 from creditflow.data.curriculum import Curriculum
 from creditflow.data.table import batch_of, table_of
@@ -386,13 +385,13 @@ class CreditflowTrainer(PolicyTrainer):
         self.partners: list[PartnerPolicy] = []
         super().__init__(configs[lead], lead, place=0)
         self.folder = RunFolder(run.run_folder)
-        self.options = run.config.algorithm
+        self.options = run.config.credit
         self.limits = run.config
-        self.threshold = make_threshold(self.options.propagation_threshold, run.config.team.agents)
+        self.threshold = self.options.propagation.make_threshold(tuple(run.config.team.agents))
         self.history = History()
         self.curriculum: Curriculum | None = None
         self.guard = build_guard(run.config, run.recipe.folder, load_functions(run.recipe), NAME)
-        self.needs_critic = ADVANTAGE_ESTIMATORS[self.options.adv_estimator].critic
+        self.needs_critic = self.options.estimator.critic
         self._submitted: list[TensorDict] = []
         self._own_metrics: dict[str, float] = {}
         self._servers_idle_s = 0.0
@@ -549,7 +548,7 @@ class CreditflowTrainer(PolicyTrainer):
         rows_of = {t: select(rows, trained_by(t.policy, assignment)[step_R]) for t in self.trainers}
         if values_T is not None:  # an untrained step may follow a trained one, which then needs its values
             for trainer in self.trainers:
-                of_policy_S = batch.sampled_by(trainer.policy) & ~assignment.trained_S
+                of_policy_S = batch.sampled_by(trainer.policy) & ~assignment.groups.trained_S
                 trainer.fill_values(columns, select(rows, of_policy_S[step_R]), values_T)
         if sum(map(len, rows_of.values())) < len(rows):
             delete_rows(rows, keep=[key for part in rows_of.values() for key in part.keys])
@@ -565,7 +564,7 @@ class CreditflowTrainer(PolicyTrainer):
                     columns.values(part, values_T)
                 assignment = assign(batch, options, values_T=values_T, threshold=threshold, history=self.history)
             self.threshold.update(batch_stats(assignment))
-            self.history = assignment.history_after or self.history
+            self.history = assignment.history_after
             for trainer, part in rows_of.items():
                 own = {}
                 rows_of[trainer] = trainer.correct_rollout(columns.put(part, assignment), own)
@@ -796,7 +795,7 @@ _TIMING = {"gen": "rollout", "adv": "advantage"}
 
 def trained_by(policy: str, assignment: Assignment) -> Bools:
     """A mask [S] of the steps on which the policy is trained."""
-    return assignment.trained_S & assignment.batch.sampled_by(policy)
+    return assignment.groups.trained_S & assignment.batch.sampled_by(policy)
 
 
 def expect_cores(config: Any) -> None:

@@ -13,7 +13,7 @@ import math
 import warnings
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -24,10 +24,10 @@ import torch
 import yaml
 
 from creditflow._utils.huggingface import n_tokens, position_limit
-from creditflow.credit import Assignment, CreditOptions, assign, make_threshold
+from creditflow.config.references import spelled_out
+from creditflow.credit import Assignment, CreditOptions, assign
 from creditflow.credit.analysis.metrics import batch_stats
 from creditflow.credit.history import History
-from creditflow.credit.records import ADVANTAGE_ESTIMATORS
 from creditflow.data import Floats, Task, Trajectory, TrajectoryBatch
 from creditflow.data.datasets import task_of_row
 from creditflow.engines.common.metrics import step_metrics
@@ -109,11 +109,10 @@ class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self.workflow = workflow
         self.agents = {name: AgentSpec(agent) if isinstance(agent, str) else agent for name, agent in agents.items()}
         self.credit = credit or CreditOptions()
-        self.credit.validate()
-        if ADVANTAGE_ESTIMATORS[self.credit.adv_estimator].critic:
+        if self.credit.estimator.critic:
             raise ConfigError(f"adv_estimator: expected one without a critic, got {self.credit.adv_estimator!r}")
         self.rewards = RewardManager(reward_functions_of(rewards, list(self.agents)), max_failed_frac)
-        self._threshold = make_threshold(self.credit.propagation_threshold)
+        self._threshold = self.credit.propagation.make_threshold()
         self._history = History()
         self._frozen = dict(frozen or {})
         self._max_failed_frac = max_failed_frac
@@ -153,7 +152,7 @@ class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             self.generation_config.eos_token_id = self.generation_kwargs["eos_token_id"] = end_ids
 
     def _create_folder(self, path: Path) -> RunFolder:
-        config = {"algorithm": asdict(self.credit), "data": {"seed": self.args.seed}}
+        config = {"algorithm": spelled_out(self.credit), "data": {"seed": self.args.seed}}
         facts = {
             "recipe": "trl",
             "engine": "trl",
@@ -190,7 +189,7 @@ class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if training:
             self._batches += 1
             self._threshold.update(batch_stats(assignment))
-            self._history = assignment.history_after or self._history
+            self._history = assignment.history_after
             if self._folder is not None:
                 self._folder.write_steps(self._batches, batch, assignment)
                 self._folder.append_metrics(self._batches, metrics)
@@ -237,8 +236,8 @@ class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         mean, spread = (
             (float(known_N.mean()), float(known_N.std(ddof=len(known_N) > 1))) if len(known_N) else (math.nan,) * 2
         )
-        trained_S = assignment.trained_S
-        tied = float(assignment.tied_S[trained_S].mean()) if trained_S.any() else math.nan
+        trained_S = assignment.groups.trained_S
+        tied = float(assignment.groups.tied_S[trained_S].mean()) if trained_S.any() else math.nan
         corrected = {"reward": mean, "reward_std": spread, "frac_reward_zero_std": tied}
         corrected |= {"rewards/outcome/mean": mean, "rewards/outcome/std": spread}
         for name, value in corrected.items():
@@ -270,7 +269,7 @@ def _rows(assignment: Assignment, multiple_of: int, filler: _Row) -> list[_Row]:
     """The rows of all trained steps, with fillers up to a multiple of `multiple_of`."""
     batch, advantage_T = assignment.batch, assignment.token_advantages(dtype=np.float32)
     rows = []
-    for s in np.flatnonzero(assignment.trained_S).tolist():
+    for s in np.flatnonzero(assignment.groups.trained_S).tolist():
         prompt = slice(*batch.prompt_offsets[s : s + 2].tolist())
         tokens = slice(*batch.token_offsets[s : s + 2].tolist())
         if batch.response_mask[tokens].any():

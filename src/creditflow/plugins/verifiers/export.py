@@ -15,6 +15,7 @@ from typing import Any, Literal
 from pydantic import Field, create_model
 
 from creditflow.config import Recipe, load_recipe, trained_policies
+from creditflow.credit import OutcomeRule, ScoreRule
 from creditflow.data import Message, Step, Task, Trajectory
 from creditflow.data.datasets import load_tasks, validation_files
 from creditflow.engines.common.components import Components, build_components
@@ -62,7 +63,7 @@ def export(recipe: Path | str, overrides: Sequence[str] = ()) -> tuple[type[Any]
 
     A module that has both in its `__all__` is an environment: `vf-eval MODULE`. Each call of an agent makes one trace,
     with the rewards `outcome` and the step's sub-rewards, weighted so that `trace.reward` is
-    `w_o * outcome + w_r * sub-reward`, the credit of `propagation: none`. Sampling is the evaluation's: `max_tokens`
+    `w_o * outcome + w_r * sub-reward`, the credit of `propagation: own`. Sampling is the evaluation's: `max_tokens`
     and `temperature` of a call are not passed on.
 
     Raises ConfigError for an unusable recipe: one of `verifiers://`, or with tools in `team.agents`.
@@ -144,8 +145,10 @@ class _Team:
         self._record(trajectory, specs, seats)
 
     def _record(self, trajectory: Trajectory, specs: Mapping[str, AgentSpec], seats: Mapping[str, _Seat]) -> None:
-        options = self.recipe.config.algorithm
-        w_r = options.w_r if options.decomposed else 0.0
+        options = self.recipe.config.credit
+        rule = options.propagation
+        w_r = rule.w_r if isinstance(rule, ScoreRule) and options.decomposed else 0.0
+        w_o = rule.w_o if isinstance(rule, OutcomeRule) else 1.0
         for step in trajectory.steps:
             if step.agent not in seats:
                 continue
@@ -154,7 +157,7 @@ class _Team:
             if outcome is not None:
                 if outcome.status != "ok":
                     raise CreditflowError(f"the outcome failed: {outcome.reason}")
-                trace.record_reward(OUTCOME, outcome.rescaled, options.w_o)
+                trace.record_reward(OUTCOME, outcome.rescaled, w_o)
             total = sum(score.weight for score in step.scores.values()) or 1.0
             failed = any(score.status != "ok" for score in step.scores.values())
             for name, score in step.scores.items():

@@ -186,9 +186,12 @@
     $("found-out").replaceChildren(...none, el("ul", { class: "findings" }, ...known.map(item)), ...missing);
   }
   function agents() {
-    const columns = [["agent", ""], ["steps", "n"], ["scored", "n"], ["mean sub-reward", "n"], ["wrong", "n"], ["pass rate", "n"], ["threshold", "n"], ["mean credit", "n"], ["share of credit", "n"], ["withheld at gates", "n"], ["wrong but rewarded", "n"], ["right but blamed", "n"]];
-    const rows = told.agents.map((a) => [a.agent, count(a.steps), percent(a.scored), number(a.sub_reward), percent(a.error_rate), percent(a.pass_rate), number(a.threshold, 2), signed(a.credit), percent(a.share), number(a.withheld, 1), percent(a.wrong_rewarded), percent(a.right_blamed)]);
+    const gated = told.agents.some((a) => a.threshold !== null), of_gates = (...columns) => (gated ? columns : []);
+    const columns = [["agent", ""], ["steps", "n"], ["scored", "n"], ["mean sub-reward", "n"], ["wrong", "n"], ...of_gates(["pass rate", "n"], ["threshold", "n"]), ["mean credit", "n"], ["share of credit", "n"], ...of_gates(["withheld at gates", "n"]), ["wrong but rewarded", "n"], ["right but blamed", "n"]];
+    const rows = told.agents.map((a) => [a.agent, count(a.steps), percent(a.scored), number(a.sub_reward), percent(a.error_rate), ...of_gates(percent(a.pass_rate), number(a.threshold, 2)), signed(a.credit), percent(a.share), ...of_gates(number(a.withheld, 1)), percent(a.wrong_rewarded), percent(a.right_blamed)]);
     $("of-agents").replaceChildren(table(columns, rows));
+    $("filter").gate.parentElement.hidden = !gated;
+    if (!gated) $("filter").gate.value = "";
     const words = { credit: ["mean credit", ""], pass_rate: ["gates open", "share"], threshold: ["threshold", ""], sub_reward: ["mean sub-reward", ""] };
     for (const [key, [name, unit]] of Object.entries(words)) {
       const series = Object.entries(told.series).filter(([, of]) => of[key].length).map(([agent, of]) => ({ name: agent, points: of[key] }));
@@ -229,7 +232,7 @@
     const sides = data.comparison.runs, names = sides.map((run) => [run.name, "n"]);
     const settings = Object.entries(data.comparison.settings).map(([key, values]) => [key, ...values.map((v) => JSON.stringify(v))]);
     const metrics = ["val/pass_at_1", "val/pass_at_1_greedy", "val/step_error_rate", "train/pass_at_1", "propagation/pass_rate", "reward/error_rate", "actor/entropy"].filter((name) => sides.some((run) => run.curves[name]));
-    const shares = [...new Set(sides.flatMap((run) => run.agents.map((a) => a.agent)))].flatMap((agent) => [["mean credit", "credit", signed], ["gates open", "pass_rate", percent], ["wrong but rewarded", "wrong_rewarded", percent]].map(([words, key, shown]) => [`${agent}: ${words}`, ...sides.map((run) => shown(run.agents.find((a) => a.agent === agent)?.[key]))]));
+    const shares = [...new Set(sides.flatMap((run) => run.agents.map((a) => a.agent)))].flatMap((agent) => [["mean credit", "credit", signed], ["gates open", "pass_rate", percent], ["wrong but rewarded", "wrong_rewarded", percent]].filter(([, key]) => key !== "pass_rate" || sides.some((run) => run.agents.some((a) => a.threshold !== null))).map(([words, key, shown]) => [`${agent}: ${words}`, ...sides.map((run) => shown(run.agents.find((a) => a.agent === agent)?.[key]))]));
     $("compared").replaceChildren(
       title("Settings that differ"), scroll(table([["setting", ""], ...names], settings)),
       title("Last of each run"), scroll(table([["metric", ""], ...names], metrics.map((name) => [name, ...sides.map((run) => number(run.curves[name]?.points.at(-1)?.[1]))]))),
@@ -336,6 +339,7 @@
 
   /* ---- one trajectory ---------------------------------------------------------------------------------------------------- */
 
+  const hasGate = (step) => step.gate_open !== null && step.gate_open !== undefined;
   async function open(trajectory_id, training_step, box, of, moves) {
     let graph;
     $("step").replaceChildren();
@@ -344,7 +348,7 @@
     const other = 1 - of;
     const both = runs.length > 1 && box === $("trajectory") ? [el("p", {}, el("button", { class: "link", type: "button", onclick: () => beside(graph, of, other) }, `Show the same task of ${runs[other]} beside it`))] : [];
     box.replaceChildren(title(`Trajectory ${graph.trajectory_id}${runs.length > 1 ? ` of ${runs[of]}` : ""}`), el("p", {}, short(facts.join(" · "), 600)), ...both, el("pre", { tabindex: 0, role: "region", "aria-label": "Task" }, graph.task),
-      el("p", { class: "hint" }, "Circles are steps, coloured by credit ", el("span", { class: "whole" }, "(", el("span", { class: "legend", style: "background:linear-gradient(to right,rgb(241,143,59),rgb(244,244,244),rgb(67,147,195))" }), " blame to praise)"), "; a line is as thick as the credit that flowed back along it; a bar across it is a closed gate; a double ring is the first error. Select a step for its texts and for where its advantage came from."),
+      el("p", { class: "hint" }, "Circles are steps, coloured by credit ", el("span", { class: "whole" }, "(", el("span", { class: "legend", style: "background:linear-gradient(to right,rgb(241,143,59),rgb(244,244,244),rgb(67,147,195))" }), " blame to praise)"), graph.edges.some((e) => e.flow) ? "; a line is as thick as the credit that flowed back along it" : "", graph.steps.some(hasGate) ? "; a bar across a line is a closed gate" : "", "; a double ring is the first error. Select a step for its texts and for where its advantage came from."),
       keepNames(scroll(draw(graph, of))));
     $("told").textContent = `trajectory ${graph.trajectory_id} is shown: ${graph.steps.length} steps`;
     if (moves) box.scrollIntoView({ block: "start" });
@@ -374,7 +378,7 @@
       }
     }
     graph.steps.forEach((s, i) => {
-      const said = `step ${s.index}, ${s.agent}: score ${s.failed ? "failed" : number(s.sub_reward, 2)}, gate ${s.gate_open ? "open" : "closed"}, credit ${signed(s.credit)}, advantage ${s.trained === false ? "masked" : signed(s.advantage)}${s.first_error ? ", first error" : ""}`;
+      const said = `step ${s.index}, ${s.agent}: score ${s.failed ? "failed" : number(s.sub_reward, 2)}, ${hasGate(s) ? `gate ${s.gate_open ? "open" : "closed"}, ` : ""}credit ${signed(s.credit)}, advantage ${s.trained === false ? "masked" : signed(s.advantage)}${s.first_error ? ", first error" : ""}`;
       const node = svg("g", { tabindex: 0, role: "button", "data-step": s.id, transform: `translate(${x(i)},${y(i)})` });
       if (s.first_error) node.append(svg("circle", { r: 20, fill: "none", stroke: css("--bad"), "stroke-width": 2 }));
       node.append(svg("circle", { r: 15.5, fill: hue(s.credit, most), stroke: css("--ink"), "stroke-width": s.trained === false ? 0.6 : 1.4, "stroke-dasharray": s.trained === false ? "2 2" : "none" }), svg("text", { "text-anchor": "middle", y: 4, style: "fill:#111" }, String(s.index)), svg("text", { "text-anchor": "middle", y: 33 }, s.failed ? "failed" : s.sub_reward == null ? "" : number(s.sub_reward, 2)), svg("title", {}, `${said}\n${s.response}`));

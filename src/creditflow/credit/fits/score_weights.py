@@ -1,4 +1,4 @@
-"""`algorithm.score_weight: calibrated`: a score weighs as much as it predicts the outcome.
+"""Calibrated weights: a score weighs as much as it predicts the outcome.
 
 For each agent, the outcome is regressed on the agent's sub-rewards, both relative to the task's other rollouts:
 
@@ -26,9 +26,9 @@ from typing import Any
 
 import numpy as np
 
-from creditflow.credit.decompose import Outcomes, SubRewards
-from creditflow.credit.groups import BatchColumns, leave_one_out_mean
+from creditflow.credit.groups import group_codes, leave_one_out_mean
 from creditflow.credit.history import Sums
+from creditflow.credit.records import Rewards
 from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
 
 PART = "score_weight"
@@ -64,32 +64,31 @@ class ScoreWeights:
         }
 
 
-def score_weights(
-    columns: BatchColumns, outcome: Outcomes, rewards: SubRewards, w_r: float, earlier: Sums
-) -> ScoreWeights:
+def score_weights(rewards: Rewards, w_r: float, earlier: Sums, max_version_lag: int) -> ScoreWeights:
     """Compute the weight of each agent's scores, by fold.
 
     `w_r`: the prior weight. `earlier`: the sums of earlier batches.
     """
-    batch = columns.batch
-    over_S = outcome.known_S & rewards.scored_S
+    batch = rewards.batch
+    over_S = rewards.known_S & rewards.scored_S
     at = np.flatnonzero(over_S)
-    code_S, trajectory_S = columns.code_S("task_agent"), batch.trajectory_of_step
+    code_S = group_codes(batch, "task_agent", max_version_lag)
+    trajectory_S = batch.trajectory_of_step
     score_of_others_S = np.full(batch.n_steps, np.nan)
-    score_of_others_S[at] = leave_one_out_mean(rewards.value_S, over_S, code_S, trajectory_S, at)
+    score_of_others_S[at] = leave_one_out_mean(rewards.sub_reward_S, over_S, code_S, trajectory_S, at)
     every = np.arange(batch.n_steps)
-    outcome_of_others_S = leave_one_out_mean(outcome.value_S, outcome.known_S, code_S, trajectory_S, every)
+    outcome_of_others_S = leave_one_out_mean(rewards.outcome_S, rewards.known_S, code_S, trajectory_S, every)
     over_S = over_S & ~np.isnan(score_of_others_S) & ~np.isnan(outcome_of_others_S)
     values = (
-        rewards.value_S - score_of_others_S,
-        outcome.value_S - outcome_of_others_S,
-        rewards.value_S,
-        outcome.value_S,
+        rewards.sub_reward_S - score_of_others_S,
+        rewards.outcome_S - outcome_of_others_S,
+        rewards.sub_reward_S,
+        rewards.outcome_S,
     )
     row_S5 = np.column_stack([np.ones(batch.n_steps), *(np.where(over_S, value_S, 0.0) for value_S in values)])
     fold_S = batch.group_of_trajectory[batch.trajectory_of_step] % FOLDS
     moments_KA55 = _fold_moments(row_S5, _parts_of_trajectories(batch, over_S), fold_S, batch)
-    lowest = float(outcome.value_S[over_S].min(initial=0.0))
+    lowest = float(rewards.outcome_S[over_S].min(initial=0.0))
     slope_KA, error_KA, full_KA, weight_KA = np.empty((4, *moments_KA55.shape[:2]))
     for agent, name in enumerate(batch.agent_names):
         for fold in range(FOLDS):

@@ -1,15 +1,14 @@
-"""Sub-rewards from scores and outcomes from outcome scores, with the cases of a missing score kept apart."""
+"""The first stage: sub-rewards from scores, outcomes from outcome scores, with the cases of a missing score apart."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import chain
 from typing import cast
 
 import numpy as np
 
-from creditflow.credit.groups import BatchColumns, compact, leave_one_out_mean
-from creditflow.credit.options import CreditOptions
+from creditflow.credit.groups import compact, group_codes, leave_one_out_mean
+from creditflow.credit.records import CreditOptions, Rewards
 from creditflow.data import (
     NOT_MATCHED,
     OK,
@@ -28,44 +27,33 @@ _FAILED, _TRUNCATED = TRAJECTORY_STATUSES.index("failed"), TRAJECTORY_STATUSES.i
 _TOKENS_AT_ONCE = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
-class Outcomes:
-    """The global rewards of N trajectories, and of their S steps: that of the step's agent, else the common one."""
-
-    value_N: Floats
-    """[N] the common R in its original units; 0 for a trajectory without one."""
-    known_N: Bools
-    """[N] whether the trajectory has a common outcome; an unscored truncated one has outcome 0."""
-    masked_N: Bools
-    """[N] whether the trajectory is left out of training as a whole."""
-    value_S: Floats
-    """[S] R of the step's agent; 0 without one."""
-    known_S: Bools
-    """[S] whether the step's agent has an outcome, like `known_N`; never for a masked step."""
-    masked_S: Bools
-    """[S] whether the step is left out of training, with its trajectory or with its agent."""
-
-
-@dataclass(frozen=True, slots=True)
-class SubRewards:
-    """The sub-rewards of S steps. A step is scored, failed, or neither (no function matched it)."""
-
-    value_S: Floats
-    """[S] r_t in [0, 1], NaN for none. If `failed_S`: its substitute, a mean over other trajectories."""
-    scored_S: Bools
-    """[S] every matching function of positive weight gave a score."""
-    failed_S: Bools
-    """[S] at least one matching function of positive weight gave none."""
+def read_rewards(batch: TrajectoryBatch, options: CreditOptions) -> Rewards:
+    """The rewards of a batch: the first stage of `assign`."""
+    outcome_S, known_S, masked_S, masked_N = _outcomes(batch, options.mask_truncated)
+    sub_reward_S, scored_S, failed_S = _sub_rewards(batch, options, masked_S)
+    by_token = options.pays_by_token and bool((scored_S & (batch.sampled_of_step > 0)).any())
+    return Rewards(
+        batch=batch,
+        sub_reward_S=sub_reward_S,
+        scored_S=scored_S,
+        failed_S=failed_S,
+        outcome_S=outcome_S,
+        known_S=known_S,
+        masked_S=masked_S,
+        masked_N=masked_N,
+        stratum_S=_strata(batch, scored_S),
+        token_score_T=_token_scores(batch, scored_S) if by_token else None,
+    )
 
 
-def outcomes(batch: TrajectoryBatch, options: CreditOptions) -> Outcomes:
-    """The outcome of each trajectory and step, and the trajectories and steps to leave out of training.
+def common_outcomes(batch: TrajectoryBatch, *, mask_truncated: bool) -> Floats:
+    """[N] the common outcome of each trajectory in its original units; NaN for a masked trajectory, or without one."""
+    value_N, known_N, _, _ = _common_outcomes(batch, mask_truncated)
+    return np.where(known_N, value_N, np.nan)
 
-    Masked: trajectories of status `failed`; those whose outcome scoring failed (counting 0 would punish the agents for
-    the scorer's fault); truncated ones if `mask_truncated`. An unscored truncated trajectory has outcome 0. Without an
-    outcome function, R contributes nothing. For the steps of an agent with its own outcome, that one counts in
-    place of the common one; then a trajectory is masked as a whole only if all of its steps are.
-    """
+
+def _common_outcomes(batch: TrajectoryBatch, mask_truncated: bool) -> tuple[Floats, Bools, Bools, Bools]:
+    """[N] the outcome (0 without one), known, masked, and left out for another reason than its outcome."""
     status_N = batch.status_of_trajectory
     unscored_N = np.isnan(batch.outcome)
     # Read only these scores: a batch from a table decodes each score on access.
@@ -73,10 +61,22 @@ def outcomes(batch: TrajectoryBatch, options: CreditOptions) -> Outcomes:
         score = batch.outcome_scores[n]
         unscored_N[n] = score is not None and score.status != "ok"
     truncated_N = status_N == _TRUNCATED
-    left_out_N = (status_N == _FAILED) | (truncated_N & options.mask_truncated)
+    left_out_N = (status_N == _FAILED) | (truncated_N & mask_truncated)
     masked_N = left_out_N | unscored_N
     known_N = (np.isfinite(batch.outcome) | truncated_N) & ~masked_N
     value_N = np.where(known_N & ~np.isnan(batch.outcome), batch.outcome, 0.0).astype(np.float64)  # it may be float32
+    return value_N, known_N, masked_N, left_out_N
+
+
+def _outcomes(batch: TrajectoryBatch, mask_truncated: bool) -> tuple[Floats, Bools, Bools, Bools]:
+    """`outcome_S`, `known_S`, `masked_S` and `masked_N` of `Rewards`.
+
+    Masked: trajectories of status `failed`; those whose outcome scoring failed (counting 0 would punish the agents for
+    the scorer's fault); truncated ones if `mask_truncated`. An unscored truncated trajectory has outcome 0. Without an
+    outcome function, R contributes nothing. For the steps of an agent with its own outcome, that one counts in
+    place of the common one; then a trajectory is masked as a whole only if all of its steps are.
+    """
+    value_N, known_N, masked_N, left_out_N = _common_outcomes(batch, mask_truncated)
     trajectory_S = batch.trajectory_of_step
     value_S, known_S, masked_S = value_N[trajectory_S], known_N[trajectory_S], masked_N[trajectory_S]
     at, own = batch.derived("own_outcomes", lambda: _own_outcomes(batch))
@@ -87,7 +87,7 @@ def outcomes(batch: TrajectoryBatch, options: CreditOptions) -> Outcomes:
         kept_N = np.bincount(trajectory_S[~masked_S], minlength=batch.n_trajectories) > 0
         has_steps_N = np.bincount(trajectory_S, minlength=batch.n_trajectories) > 0
         masked_N = np.where(has_steps_N, ~kept_N, masked_N)
-    return Outcomes(value_N, known_N, masked_N, value_S, known_S, masked_S)
+    return value_S, known_S, masked_S, masked_N
 
 
 def outcome_of(batch: TrajectoryBatch, s: int) -> Score | None:
@@ -111,27 +111,25 @@ def _own_outcomes(batch: TrajectoryBatch) -> tuple[Ints, Floats]:
     return at, values[np.searchsorted(keys, key_S[at])]
 
 
-def sub_rewards(columns: BatchColumns, options: CreditOptions, masked_S: Bools) -> SubRewards:
-    """`r_t = sum_k weight_k * score_k / sum_k weight_k` over the matching functions of positive weight.
+def _sub_rewards(batch: TrajectoryBatch, options: CreditOptions, masked_S: Bools) -> tuple[Floats, Bools, Bools]:
+    """`sub_reward_S`, `scored_S` and `failed_S` of `Rewards`.
 
-    There are three cases. No function matches, or only functions of weight 0, which measure: no own reward. All
-    matching functions are ok: scored. Any failed: the step is unscored as a whole, because the remaining scores may be
-    the easy half. r_t is then the mean over the other trajectories of its group, else of its agent; if neither is
-    known, the step has no r_t. This mean ignores strata, because the step has no own score.
+    `r_t = sum_k weight_k * score_k / sum_k weight_k` over the matching functions of positive weight. There are three
+    cases. No function matches, or only functions of weight 0, which measure: no own reward. All matching functions are
+    ok: scored. Any failed: the step is unscored as a whole, because the remaining scores may be the easy half. r_t is
+    then the mean over the other trajectories of its group, else of its agent; if neither is known, the step has no r_t.
+    This mean ignores strata, because the step has no own score.
 
-    With `decomp_granularity: agent` the scored steps of an agent in a trajectory share their mean.
-
-    `columns`: columns without strata. `masked_S`: [S] masked steps, which do not enter substitute means.
-    Without `options.decomposed` no step has a value.
+    With `decomp_granularity: agent` the scored steps of an agent in a trajectory share their mean. Without
+    `options.decomposed` no step has a value.
     """
     from creditflow.credit import kernels
 
-    batch = columns.batch
     value_S, case_S = np.empty(batch.n_steps), np.empty(batch.n_steps, dtype=np.uint8)
     kernels.weigh(batch.scores, batch.score_weights, batch.score_status, OK, value_S, case_S)
     scored_S, failed_S = case_S == 1, case_S == 2
     if not options.decomposed:
-        return SubRewards(np.full(batch.n_steps, np.nan), scored_S, failed_S)
+        return np.full(batch.n_steps, np.nan), scored_S, failed_S
     if options.decomp_granularity == "agent":
         _share_among_agent(batch, value_S, scored_S)
     over_S = scored_S & ~masked_S
@@ -139,15 +137,24 @@ def sub_rewards(columns: BatchColumns, options: CreditOptions, masked_S: Bools) 
         at = np.flatnonzero(failed_S & np.isnan(value_S))
         if not at.size:
             break
-        code_S = columns.code_S(level)
+        code_S = group_codes(batch, level, options.max_version_lag)
         value_S[at] = leave_one_out_mean(value_S, over_S, code_S, batch.trajectory_of_step, at)
-    return SubRewards(value_S, scored_S, failed_S)
+    return value_S, scored_S, failed_S
 
 
 def counting(batch: TrajectoryBatch) -> Bools:
     """[S, K] scores of functions of positive weight that matched the step, ok or not."""
     counting_SK: Bools = (batch.score_weights > 0) & (batch.score_status != NOT_MATCHED)
     return counting_SK
+
+
+def _strata(batch: TrajectoryBatch, scored_S: Bools) -> Ints:
+    """[S] the stratum in force.
+
+    A label, made from the prompt alone, separates groups by the quality of upstream steps. This gives scored steps
+    comparable peers. For an unscored step it would leave only the outcome's noise within each label.
+    """
+    return np.where(scored_S, batch.stratum_of_step, -1)
 
 
 def _share_among_agent(batch: TrajectoryBatch, value_S: Floats, scored_S: Bools) -> None:
@@ -157,7 +164,7 @@ def _share_among_agent(batch: TrajectoryBatch, value_S: Floats, scored_S: Bools)
         value_S[scored] = (np.bincount(code, value_S[scored], n) / np.bincount(code, minlength=n))[code]
 
 
-def token_rewards(batch: TrajectoryBatch, rewards: SubRewards) -> Floats:
+def _token_scores(batch: TrajectoryBatch, scored_S: Bools) -> Floats:
     """[T] rho: the weighted mean of the scores at each response token; 0 for steps that are not scored.
 
     A score without token values counts at every token. Raises ShapeError if a score has not one value for each
@@ -165,7 +172,7 @@ def token_rewards(batch: TrajectoryBatch, rewards: SubRewards) -> Floats:
     the range would hide.
     """
     length_S = np.diff(batch.token_offsets)
-    counts_SK = counting(batch) & (rewards.scored_S & (length_S > 0))[:, None]
+    counts_SK = counting(batch) & (scored_S & (length_S > 0))[:, None]
     share_SK = np.where(counts_SK, batch.score_weights, 0.0)
     share_SK /= np.where(counts_SK.any(axis=1), share_SK.sum(axis=1), 1.0)[:, None]
     alike_SK, by_token = counts_SK.copy(), []

@@ -15,12 +15,12 @@ range is a success with the probability q of its place there: `p_t = q * (succee
 
 The rates are learned by expectation maximization (Dempster, Laird, Rubin 1977), regularized by a prior, in two ways.
 
-* `algorithm.score_model: noisy_and` (`fit_score_model`). No harm is survived (`s_a = 0`), and the own reward of a
+* The rule `calibrated` (`fit_score_model`). No harm is survived (`s_a = 0`), and the own reward of a
   scored step gains `w_m * (p_t - 1)`. The steps that were likely wrong explain a failure: a wrong verdict on a
   trajectory that succeeded costs nothing. Unscored steps take part in the model and are not charged: the outcome itself
   tells as much about them, without the model's errors. Learned over this batch and faded expected counts of earlier
   ones.
-* `algorithm.propagation: posterior` (`learn_rates`). The sub-reward of a step is replaced with its expectation
+* The rule `posterior` (`learn_rates`). The sub-reward of a step is replaced with its expectation
   `x_t = p_t + (1 - p_t) * v_t`, see `worth_if_wrong`. Learned over this and the last seven batches, from the prior on
   and for a fixed number of rounds: an agent without scores has rates that the data do not determine, and such rates
   stay near the prior.
@@ -34,9 +34,9 @@ from typing import Any
 
 import numpy as np
 
-from creditflow.credit.decompose import Outcomes, SubRewards
 from creditflow.credit.history import WINDOW, History, Observations, Sums
-from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
+from creditflow.credit.records import Rewards
+from creditflow.data import Floats, Ints, TrajectoryBatch
 
 BINS = 4
 """A score is 0, below half, from half to below 1, or 1."""
@@ -134,17 +134,17 @@ def expected_counts(posteriors: StepPosteriors, seen: Observations) -> Floats:
 # ---- observations --------------------------------------------------------------------------------------------------
 
 
-def observe(batch: TrajectoryBatch, outcome: Outcomes, rewards: SubRewards) -> tuple[Ints, Observations]:
+def observe(rewards: Rewards) -> tuple[Ints, Observations]:
     """The steps that are not masked, with their scores and outcomes."""
-    at = np.flatnonzero(~outcome.masked_S)
+    batch, at = rewards.batch, np.flatnonzero(~rewards.masked_S)
     agent_S, cell = batch.agent_of_step[at].astype(np.int64), batch.trajectory_of_step[at].astype(np.int64)
     if any(batch.outcomes_of_agents or ()):
         # Such agents compete: each judges the trajectory by its own outcome, among its own steps.
         cell = cell * len(batch.agent_names) + agent_S
     cell_S = _numbered(cell)
-    bin_S = np.where(rewards.scored_S, bins(np.where(rewards.scored_S, rewards.value_S, 0.0)), -1)[at]
+    bin_S = np.where(rewards.scored_S, bins(np.where(rewards.scored_S, rewards.sub_reward_S, 0.0)), -1)[at]
     success_C = np.zeros(int(cell_S.max(initial=-1)) + 1)
-    success_C[cell_S] = np.where(outcome.known_S, successes(batch, outcome.value_S), -1.0)[at]
+    success_C[cell_S] = np.where(rewards.known_S, successes(batch, rewards.outcome_S), -1.0)[at]
     return at, Observations(batch.agent_names, cell_S, agent_S, bin_S, success_C)
 
 
@@ -177,7 +177,7 @@ def _ranges(batch: TrajectoryBatch) -> tuple[Floats, Floats]:
     return range_S2[:, 0], range_S2[:, 1] - range_S2[:, 0]
 
 
-# ---- score_model ---------------------------------------------------------------------------------------------------
+# ---- the rule `calibrated` -------------------------------------------------------------------------------------------
 
 PART, SLIPS = "score_model", "score_model_slips"
 """The names of its sums in a `History`: expected counts by agent, and `StepPosteriors.slips`."""
@@ -275,16 +275,16 @@ def _merged(batches: Sequence[Observations], names: tuple[str, ...]) -> Observat
     )
 
 
-def worth_if_wrong(batch: TrajectoryBatch, sub_reward_S: Floats, scored_S: Bools, masked_S: Bools) -> Floats:
+def worth_if_wrong(rewards: Rewards) -> Floats:
     """[S] v_t, the sub-reward of a wrong step.
 
     The step's own sub-reward if below 1, else the mean of its agent's sub-rewards below 1 over steps of the batch that
-    are not masked, or 0 without any. `scored_S`: [S] steps whose sub-reward counts.
+    are not masked, or 0 without any.
     """
-    agent_S, agents = batch.agent_of_step, len(batch.agent_names)
-    score_S = np.where(scored_S, sub_reward_S, 1.0)
-    below_S = scored_S & (bins(score_S) < BINS - 1)
-    among = np.flatnonzero(below_S & ~masked_S)
+    agent_S, agents = rewards.batch.agent_of_step, len(rewards.batch.agent_names)
+    score_S = np.where(rewards.scored_S, rewards.sub_reward_S, 1.0)
+    below_S = rewards.scored_S & (bins(score_S) < BINS - 1)
+    among = np.flatnonzero(below_S & ~rewards.masked_S)
     count_A = np.bincount(agent_S[among], minlength=agents)
     mean_A = np.bincount(agent_S[among], score_S[among], agents) / np.maximum(count_A, 1)
     return np.where(below_S, score_S, mean_A[agent_S])

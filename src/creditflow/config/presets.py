@@ -32,40 +32,26 @@ def _credit(source: str, **options: Any) -> Preset:
 
 
 _GRPO = {"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": True}
+_DR_GRPO = {"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": False}
 _RELATIVE = {"adv_estimator": "relative", "norm_adv_by_std_in_grpo": True, "group_by": "task"}
 """Options of rules that compare trajectories themselves."""
+_OUTCOME = {"rule": "identical", "shared_reward": "outcome"}
 
 PRESETS: dict[str, Preset] = {
-    "at_grpo": _credit("2510.11062", propagation="none", outcome_to="all", **_GRPO, group_by="task_agent_turn"),
-    "calibrated": _credit(
-        "",
-        propagation="none",
-        outcome_to="all",
-        score_weight="calibrated",
-        score_model="noisy_and",
-        w_o=1.0,
-        w_m=1.0,
-        **_GRPO,
-        group_by="task_agent",
+    "at_grpo": _credit(
+        "2510.11062", propagation={"rule": "own", "outcome_to": "all"}, **_GRPO, group_by="task_agent_turn"
     ),
-    "dr_mas": _credit("2602.08847", propagation="identical", shared_reward="outcome", **_GRPO, group_by="task_agent"),
+    "calibrated": _credit("", propagation="calibrated", **_GRPO, group_by="task_agent"),
+    "dr_mas": _credit("2602.08847", propagation=_OUTCOME, **_GRPO, group_by="task_agent"),
     "gagpo": _credit("2605.13217", propagation="gagpo", **_RELATIVE),
     "gigpo": _credit("2505.10978", propagation="gigpo", **_RELATIVE, gamma=0.95),
-    "irc": _credit("2604.02869", propagation="irc", **_RELATIVE, gamma=0.9, episode_weight=0.3),
-    "magrpo": _credit(
-        "2508.04652",
-        propagation="identical",
-        shared_reward="outcome",
-        adv_estimator="grpo",
-        norm_adv_by_std_in_grpo=False,
-        group_by="task_agent_turn",
-    ),
+    "irc": _credit("2604.02869", propagation={"rule": "irc", "episode_weight": 0.3}, **_RELATIVE, gamma=0.9),
+    "magrpo": _credit("2508.04652", propagation=_OUTCOME, **_DR_GRPO, group_by="task_agent_turn"),
     "mappo": Preset(
         "2103.01955",
         {
-            "algorithm.propagation": "discounted",
+            "algorithm.propagation": {"rule": "discounted", "outcome_to": "answer"},
             "algorithm.reward_decomp": False,
-            "algorithm.outcome_to": "answer",
             "algorithm.adv_estimator": "gae",
             "critic.central": True,
         },

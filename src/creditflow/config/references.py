@@ -7,22 +7,17 @@ running its code.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from creditflow.credit.options import CreditOptions
-from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES
+from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES, CreditOptions, Rule
 from creditflow.credit.thresholds.base import THRESHOLDS, Constant
 from creditflow.errors import ConfigError
 from creditflow.registry import Registry, is_file_reference
 
 REGISTRIES: tuple[Registry[Any], ...] = (PROPAGATION_RULES, ADVANTAGE_ESTIMATORS, THRESHOLDS)
-_BY_NAME: tuple[tuple[str, Registry[Any]], ...] = (
-    ("propagation", PROPAGATION_RULES),
-    ("adv_estimator", ADVANTAGE_ESTIMATORS),
-)
 Change = Callable[[Registry[Any], str, str], str]
 """Takes the registry, the option's key and the reference; returns the new reference."""
 
@@ -30,20 +25,42 @@ Change = Callable[[Registry[Any], str, str], str]
 def change_references(options: Mapping[str, Any], change: Change, section: str = "algorithm") -> dict[str, Any]:
     """Options of credit by name, with `change` applied to each reference to a file, also those of the shadow."""
     changed = dict(options)
-    for name, registry in _BY_NAME:
-        if is_file_reference(reference := changed.get(name)):
-            changed[name] = change(registry, f"{section}.{name}", reference)
-    threshold, shadow = changed.get("propagation_threshold"), changed.get("shadow")
-    if isinstance(threshold, Mapping) and is_file_reference(kind := threshold.get("kind")):
-        kind = change(THRESHOLDS, f"{section}.propagation_threshold.kind", kind)
-        changed["propagation_threshold"] = {**threshold, "kind": kind}
-    if isinstance(shadow, Mapping):
+    spec, key = changed.get("propagation"), f"{section}.propagation"
+    if is_file_reference(spec):
+        changed["propagation"] = change(PROPAGATION_RULES, key, spec)
+    elif isinstance(spec, Mapping):
+        changed["propagation"] = rule = dict(spec)
+        if is_file_reference(reference := rule.get("rule")):
+            rule["rule"] = change(PROPAGATION_RULES, key, reference)
+        if "theta" in rule:
+            rule["theta"] = _threshold(rule["theta"], change, f"{key}.theta.kind")
+    if is_file_reference(reference := changed.get("adv_estimator")):
+        changed["adv_estimator"] = change(ADVANTAGE_ESTIMATORS, f"{section}.adv_estimator", reference)
+    if "propagation_threshold" in changed:
+        theta, flat = changed["propagation_threshold"], f"{section}.propagation_threshold.kind"
+        changed["propagation_threshold"] = _threshold(theta, change, flat)
+    if isinstance(shadow := changed.get("shadow"), Mapping):
         changed["shadow"] = change_references(shadow, change, f"{section}.shadow")
     return changed
 
 
+def _threshold(theta: Any, change: Change, key: str) -> Any:
+    if isinstance(theta, Mapping) and is_file_reference(kind := theta.get("kind")):
+        return {**theta, "kind": change(THRESHOLDS, key, kind)}
+    return theta
+
+
 Recorded = dict[str, dict[str, dict[str, Any]]]
 """Properties by the key of the registry, the reference, and the field."""
+
+
+def spelled_out(options: CreditOptions) -> dict[str, Any]:
+    """The options as keys of a recipe, without the shadow: plain values."""
+    general = {f.name: getattr(options, f.name) for f in fields(CreditOptions) if f.init and f.name not in _NESTED}
+    return {"propagation": options.propagation.spec(), **general}
+
+
+_NESTED = ("propagation", "shadow")
 
 
 def recorded_properties(options: CreditOptions) -> Recorded:
@@ -54,12 +71,18 @@ def recorded_properties(options: CreditOptions) -> Recorded:
         properties.setdefault(registry.key, {})[reference] = _properties(registry, reference)
         return reference
 
-    change_references(vars(options), note)
+    change_references(spelled_out(options), note)
     return properties
+
+
+_PROPERTIES = ("flow", "pays_scores", "pays_tokens", "shares", "relative", "gated")
+"""The class variables of a rule that are recorded."""
 
 
 def _properties(registry: Registry[Any], reference: str) -> dict[str, Any]:
     entry = registry[reference]
+    if registry is PROPAGATION_RULES:
+        return {name: getattr(entry, name) for name in _PROPERTIES} | {"options": [f.name for f in fields(entry)]}
     own = fields(entry)[1:] if registry.record is not None else ()  # the first field is the function
     return {field.name: getattr(entry, field.name) for field in own}
 
@@ -88,6 +111,11 @@ def _entry(registry: Registry[Any], reference: str, properties: Mapping[str, Any
     def unloaded(*_: object) -> Any:
         raise ConfigError(f"{registry.key}: {reference}: its file is not loaded")
 
+    if registry is PROPAGATION_RULES:
+        known = {name: properties[name] for name in _PROPERTIES if name in properties}
+        names = [(name, Any, field(default=None)) for name in properties.get("options", ())]
+        members = {"name": reference, "credit": unloaded, "make_threshold": unloaded, **known}
+        return make_dataclass("RecordedRule", names, bases=(Rule,), namespace=members, frozen=True)
     if registry.record is None:
         return lambda team, **_: _UnloadedThreshold({}, 0.0, unloaded)
     function = fields(registry.record)[0].name
