@@ -10,13 +10,14 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from creditflow.credit import Assignment, CreditOptions, assign
+from creditflow.credit.records import PROPAGATION_RULES
 from creditflow.data import Message, Score, Step, Task, Trajectory, TrajectoryBatch, TrajectoryStatus
 from creditflow.rollout import (
     AgentSpec,
@@ -143,9 +144,20 @@ def batch_of(*trajectories: Trajectory) -> TrajectoryBatch:
     return TrajectoryBatch.from_trajectories(trajectories)
 
 
+def credit_options(propagation: str = "own", **keys: Any) -> CreditOptions:
+    """Options of credit from flat keys; those of a rule that does not have them are left out."""
+    kind = PROPAGATION_RULES[{"none": "own"}.get(propagation, propagation)]
+    flat = {"theta": keys.pop("propagation_threshold", 0.5), **keys}
+    own = {f.name for f in fields(kind)}
+    rule = kind(**{name: value for name, value in flat.items() if name in own})
+    every = {"theta", *(f.name for rule in PROPAGATION_RULES.loaded().values() for f in fields(rule))}
+    general = {name: value for name, value in keys.items() if name not in every}
+    return CreditOptions(propagation=rule, **general)
+
+
 def credited(*trajectories: Trajectory, **options: Any) -> Assignment:
     """The assignment of these trajectories, under the rule `threshold` unless `options` name another."""
-    return assign(batch_of(*trajectories), CreditOptions(**{"propagation": "threshold", **options}))
+    return assign(batch_of(*trajectories), credit_options(**{"propagation": "threshold", **options}))
 
 
 class Letters:

@@ -107,13 +107,15 @@ def recompute(trainer, overrides=()):
         trajectories = as_trajectories(policy, tasks, rows)
         asyncio.run(manager.score(trajectories))
         batch = with_logprobs(policy, trajectories)
-        assignment = assign(batch, config.algorithm)
+        assignment = assign(batch, config.credit)
         rewards.append([sorted(scored), sorted(batch.outcome.tolist())])
         groups = (batch.outcome[batch.group_of_trajectory == group] for group in batch.group_of_trajectory)
         theirs = [advantage for _, _, advantage in rows]
-        advantages.append([theirs, assignment.advantage_S.tolist(), [np.std(group, ddof=1) for group in groups]])
+        advantages.append(
+            [theirs, assignment.advantage.advantage_S.tolist(), [np.std(group, ddof=1) for group in groups]]
+        )
         mini_batch_S = np.zeros(batch.n_steps, dtype=np.int64)
-        actor.update(batch, assignment.token_advantages(), assignment.trained_S, mini_batch_S)
+        actor.update(batch, assignment.token_advantages(), assignment.groups.trained_S, mini_batch_S)
     trained = [
         (ours.detach(), theirs.detach(), first)
         for ours, theirs, first in zip(policy.parameters, trainer.model.parameters(), before, strict=True)

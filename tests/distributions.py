@@ -9,21 +9,27 @@ from tests.forks import fast_python
 # Modules with a propagation rule, an estimator and a threshold
 
 HALVES = """
-import numpy as np
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
-from creditflow.credit.records import NOTHING, propagation_rule
-from creditflow.credit.rules.base import OUTCOME_TO, Credit, sources
+from creditflow.credit import OutcomeRule, option, propagation_rule
+from creditflow.credit.records import NOTHING
 
 
-@propagation_rule("halves", flows=NOTHING)
-def halves(inputs):
-    own_S, shared_S = OUTCOME_TO[inputs.options.outcome_to](inputs)
-    nothing_S = np.zeros_like(own_S)
-    return Credit(0.5 * own_S, nothing_S, 0.5 * shared_S, nothing_S, sources(inputs))
+@propagation_rule("halves")
+@dataclass(frozen=True)
+class Halves(OutcomeRule):
+    flow: ClassVar[str] = NOTHING
+
+    factor: float = option(0.5, at_least=0.0, at_most=1.0)
+
+    def credit(self, inputs):
+        credit = self.paid(inputs)
+        own_S, shared_S = self.factor * credit.own_S, self.factor * credit.shared_S
+        return replace(credit, own_S=own_S, shared_S=shared_S, paid_S=None)
 """
 DOUBLED = """
-from creditflow.credit.estimators.base import Estimate
-from creditflow.credit.records import advantage_estimator
+from creditflow.credit import Estimate, advantage_estimator
 
 
 @advantage_estimator("doubled")

@@ -172,9 +172,9 @@ def test_recipe_has_the_advantages_of_verl(name, tmp_path) -> None:
         for i, (one, uid) in enumerate(zip(outcome_N, task_N, strict=True))
     ]
     batch = TrajectoryBatch.from_trajectories(trajectories)
-    made = assign(batch, recipe.config.algorithm)
+    made = assign(batch, recipe.config.credit)
     expected = grpo_of_verl(outcome_N, task_N)[batch.trajectory_of_step]
-    np.testing.assert_allclose(made.advantage_S, expected, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(made.advantage.advantage_S, expected, rtol=0, atol=1e-6)
 
 
 # rLLM
@@ -197,14 +197,14 @@ def test_recipe_has_the_advantages_of_rllm(scaled, tmp_path) -> None:
         for t, rollouts in enumerate(reward_TNR)
         for i, one in enumerate(rollouts)
     ]
-    made = assign(TrajectoryBatch.from_trajectories(trajectories), recipe.config.algorithm)
+    made = assign(TrajectoryBatch.from_trajectories(trajectories), recipe.config.credit)
     expected_TNR = np.empty_like(reward_TNR)
     for role in ([0, 1], [2]):
         group = reward_TNR[:, :, role]
         centred = group - group.mean((1, 2), keepdims=True)
         expected_TNR[:, :, role] = centred / (group.std((1, 2), keepdims=True) + 1e-6) if scaled else centred
     factor = np.sqrt((n - 1) / n) if scaled else 1.0
-    np.testing.assert_allclose(made.advantage_S, factor * expected_TNR.ravel(), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(made.advantage.advantage_S, factor * expected_TNR.ravel(), rtol=0, atol=1e-5)
 
 
 # All pages

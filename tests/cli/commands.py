@@ -1,5 +1,6 @@
 """Commands in this process, and runs of the toy team."""
 
+import re
 from pathlib import Path
 
 from click.testing import Result
@@ -18,9 +19,12 @@ def creditflow(*arguments: object) -> Result:
 
 
 def refused(*arguments: object) -> str:
-    """Run a command that exits with code 2 and one line of an error; return the message."""
+    """Run a command that exits with code 2 and one line of an error; return the message.
+
+    The line of the rule in force may stand before it.
+    """
     result = creditflow(*arguments)
-    error = without_progress(result.stderr)
+    error = re.sub("^credit: .*\n", "", without_progress(result.stderr))
     assert (result.exit_code, result.stdout, error.count("\n")) == (2, "", 1), result.output
     assert error.startswith("error: ")
     return error.removeprefix("error: ").rstrip()

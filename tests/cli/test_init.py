@@ -35,7 +35,7 @@ def test_template_trains_two_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ledger = Ledger.open(run)
     assert ledger.steps == (1, 2)
     assignments = [recorded.assignment for recorded in ledger]
-    assert all(assignment is not None and assignment.advantage_S.any() for assignment in assignments)
+    assert all(assignment is not None and assignment.advantage.advantage_S.any() for assignment in assignments)
 
 
 @pytest.mark.parametrize("name", mostly_slow(NAMES, {"chain"}))

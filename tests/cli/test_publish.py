@@ -64,7 +64,7 @@ def test_published_model_answers_as_the_last_checkpoint(run, tmp_path) -> None:
 
     card = ModelCard.load(folder / "README.md")
     assert card.data.creditflow["recipe"] == "toy"
-    assert card.data.creditflow["propagation"] == Ledger.open(run).run["config"]["algorithm"]["propagation"]
+    assert card.data.creditflow["propagation"] == Ledger.open(run).run["config"]["algorithm"]["propagation"]["rule"]
     assert card.data.tags[0] == "creditflow"
     evaluation = Evaluation.from_json((run / "evaluation.json").read_text(), "")
     before = Ledger.open(run).metrics()[0]

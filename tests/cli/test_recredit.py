@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from creditflow.config import credit_overrides
-from creditflow.credit import CreditOptions, assign
+from creditflow.credit import assign
 from creditflow.credit.analysis.difference import moved
 from creditflow.reports.overview import different
 from creditflow.reports.overview import settings as settings_of
 from creditflow.runs import Ledger, RunFolder
 from creditflow.runs.run_folder import read_metrics
 from creditflow.studies.reassignment import reassigned
+from tests.builders import credit_options
 from tests.cli.commands import creditflow, refused, toy_run
 
 QUANTILE = "algorithm.propagation_threshold={kind: quantile, target_pass_rate: 0.5, range: [0.0, 0.9], floor: 0.5}"
@@ -51,7 +52,7 @@ def test_recredit_without_changes_reproduces_every_file(ledger: Ledger, tmp_path
 ADAPTIVE = {
     "quantile": (QUANTILE,),
     "noise": ("algorithm.propagation_threshold={kind: noise}",),
-    "scores": ("algorithm.score_weight=calibrated", "algorithm.score_model=noisy_and"),
+    "scores": ("algorithm.propagation=calibrated",),
 }
 
 
@@ -63,13 +64,14 @@ def test_recredit_reproduces_adaptive_parts(tmp_path: Path, kind: str) -> None:
         for recorded, assignment in reassigned(ledger, changed):
             assert assignment is not None
             assert recorded.assignment is not None
-            np.testing.assert_array_equal(assignment.threshold_S, recorded.assignment.threshold_S)
-            np.testing.assert_array_equal(assignment.advantage_S, recorded.assignment.advantage_S)
+            np.testing.assert_array_equal(assignment.credit.threshold_S, recorded.assignment.credit.threshold_S)
+            np.testing.assert_array_equal(assignment.advantage.advantage_S, recorded.assignment.advantage.advantage_S)
             assert assignment.history.to_json() == recorded.assignment.history.to_json()
-            assert assignment.fitted == recorded.assignment.fitted
+            facts, recorded_facts = (a.fit and a.fit.facts for a in (assignment, recorded.assignment))
+            assert facts == recorded_facts
     last = ledger.read(3).assignment
     assert last is not None
-    assert last.history.parts if kind == "scores" else set(last.threshold_S) != {0.5}
+    assert last.history.parts if kind == "scores" else set(last.credit.threshold_S) != {0.5}
 
 
 def test_recredit_applies_another_rule(ledger: Ledger, tmp_path: Path) -> None:
@@ -83,43 +85,43 @@ def test_recredit_applies_another_rule(ledger: Ledger, tmp_path: Path) -> None:
         old, new = ledger.read(step).assignment, other.read(step).assignment
         assert old is not None
         assert new is not None
-        expected = assign(old.batch, CreditOptions(propagation="identical", group_by="task"))
-        np.testing.assert_array_equal(new.advantage_S, expected.advantage_S)
-        moved += float(np.abs(new.credit_S - old.credit_S).sum())
-        total += float((np.abs(new.credit_S) + np.abs(old.credit_S)).sum())
-        flipped += int(((new.advantage_S * old.advantage_S) < 0).sum())
+        expected = assign(old.batch, credit_options(propagation="identical", group_by="task"))
+        np.testing.assert_array_equal(new.advantage.advantage_S, expected.advantage.advantage_S)
+        moved += float(np.abs(new.credit.total_S - old.credit.total_S).sum())
+        total += float((np.abs(new.credit.total_S) + np.abs(old.credit.total_S)).sum())
+        flipped += int(((new.advantage.advantage_S * old.advantage.advantage_S) < 0).sum())
     cells = rows(result.stdout, "changes of credit")["all"]
     assert cells[:3] == ["32", f"{moved / total:.1%}", f"{flipped / 32:.1%}"]
     assert [row["step"] for row in read_metrics(tmp_path / "out")] == [1, 2]
 
 
 def test_recredit_spells_out_a_preset(ledger: Ledger, tmp_path: Path) -> None:
-    result = creditflow("recredit", ledger.path, "w_o=0.5", "preset=calibrated", "w_m=0.25", "-o", tmp_path / "out")
+    settings = ("propagation.w_o=0.5", "preset=calibrated", "propagation.w_m=0.25")
+    result = creditflow("recredit", ledger.path, *settings, "-o", tmp_path / "out")
     assert result.exit_code == 0, result.output
     assignment = Ledger.open(tmp_path / "out").read(1).assignment
     assert assignment is not None
-    options = assignment.options
-    assert (options.score_weight, options.score_model, options.w_o, options.w_m) == ("calibrated", "noisy_and", 1, 0.25)
+    assert assignment.options == credit_options(propagation="calibrated", w_m=0.25, group_by="task_agent")
     assert "did you mean 'magrpo'" in refused("recredit", ledger.path, "preset=magrp")
 
 
 def test_recredited_run_is_read_by_why_and_report(ledger: Ledger) -> None:
-    assert creditflow("recredit", ledger.path, "algorithm.w_o=0.5").exit_code == 0
-    folder = ledger.path / "recredited" / "algorithm.w_o=0.5"
-    assert Ledger.open(folder).run["changed"] == {"w_o": 0.5}
+    assert creditflow("recredit", ledger.path, "algorithm.propagation.w_o=0.5").exit_code == 0
+    folder = ledger.path / "recredited" / "algorithm.propagation.w_o=0.5"
+    assert Ledger.open(folder).run["changed"] == {"propagation": {"w_o": 0.5}}
     why = creditflow("why", folder, ledger.read(1).batch.step_ids[0])
     assert "w_o = 0.5" in why.stdout
-    twice = creditflow("recredit", folder, "gamma=0.5", "-o", folder.parent / "twice")
+    twice = creditflow("recredit", folder, "gamma=0.5", "propagation.w_r=2", "-o", folder.parent / "twice")
     assert twice.exit_code == 0, twice.output
-    assert Ledger.open(folder.parent / "twice").run["changed"] == {"w_o": 0.5, "gamma": 0.5}
+    assert Ledger.open(folder.parent / "twice").run["changed"] == {"propagation": {"w_o": 0.5, "w_r": 2}, "gamma": 0.5}
     assert creditflow("report", ledger.path, folder, "-o", folder.parent / "r.html").exit_code == 0
-    assert different_settings(ledger.path, folder) == {"algorithm.w_o": [1.0, 0.5]}
-    again = refused("recredit", ledger.path, "algorithm.w_o=0.5")
+    assert different_settings(ledger.path, folder) == {"algorithm.propagation.w_o": [None, 0.5]}
+    again = refused("recredit", ledger.path, "algorithm.propagation.w_o=0.5")
     assert again == f"{folder} holds an assignment already; name another folder with -o"
     (folder.parent / "full").mkdir()
     (folder.parent / "full" / "kept.txt").write_text("mine")
     for name in ("full", "full/kept.txt"):
-        message = refused("recredit", ledger.path, "algorithm.w_o=0.5", "-o", folder.parent / name)
+        message = refused("recredit", ledger.path, "algorithm.propagation.w_o=0.5", "-o", folder.parent / name)
         assert message == f"-o: {folder.parent / name} exists and is not an empty folder; name another one"
 
 
@@ -128,9 +130,10 @@ def test_recredited_run_is_read_by_why_and_report(ledger: Ledger) -> None:
     [
         ("algorithm.gama=1", "expected an option of credit (did you mean 'gamma'?)"),
         ("gamma", "gamma: expected an option of credit, as key=value"),
-        ("group_by=ajar", "algorithm.group_by: expected task or task_agent or"),
-        ("propagation=replay", "removed in 0.1: use `none`"),
-        ("algorithm.shadow={propagation: none}", "recredit already computes a second assignment"),
+        ("data.seed=1", "expected an option of credit"),
+        ("group_by=ajar", "algorithm.group_by: expected one of task, task_agent, "),
+        ("propagation=replay", "removed in 0.1: use `own`"),
+        ("algorithm.shadow={propagation: own}", "recredit already computes a second assignment"),
     ],
 )
 def test_invalid_settings_are_refused_and_write_nothing(ledger: Ledger, override: str, says: str) -> None:
@@ -149,7 +152,7 @@ def test_interrupted_recredit_leaves_no_folder(ledger: Ledger, tmp_path: Path, m
         write(self, step, *args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(RunFolder, "write_steps", breaks)
-    assert creditflow("recredit", ledger.path, "w_o=3", "-o", tmp_path / "out").exit_code == 130
+    assert creditflow("recredit", ledger.path, "propagation.w_o=3", "-o", tmp_path / "out").exit_code == 130
     assert written
     assert list(tmp_path.iterdir()) == []
 
@@ -173,7 +176,7 @@ def test_gae_is_refused_for_a_run_without_a_critic(ledger: Ledger) -> None:
 def test_recredit_keeps_steps_without_assigned_credit(ledger: Ledger, tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", ledger.run, (ledger.path / "config.yaml").read_text())
     folder.write_steps(1, ledger.read(1).batch)
-    result = creditflow("recredit", folder.path, "w_o=2", "-o", tmp_path / "out")
+    result = creditflow("recredit", folder.path, "propagation.w_o=2", "-o", tmp_path / "out")
     assert result.exit_code == 0, result.output
     assert Ledger.open(tmp_path / "out").read(1).assignment is None
     assert json.loads((tmp_path / "out" / "run.json").read_text())["recredited_from"] == str(folder.path.resolve())
@@ -184,7 +187,7 @@ def test_settings_of_mappings_differ_key_by_key(ledger: Ledger, tmp_path: Path) 
     changes = ("propagation_threshold={kind: noise}", "reward.decomp_granularity=agent")
     assert creditflow("recredit", ledger.path, *changes, "-o", tmp_path / "other").exit_code == 0
     changed = different_settings(ledger.path, tmp_path / "other")
-    assert changed["algorithm.propagation_threshold.kind"] == [None, "noise"]
+    assert changed["algorithm.propagation.theta.kind"] == [None, "noise"]
     assert changed["reward.decomp_granularity"] == ["step", "agent"]
     assert "algorithm.decomp_granularity" not in changed
 
@@ -192,6 +195,7 @@ def test_settings_of_mappings_differ_key_by_key(ledger: Ledger, tmp_path: Path) 
 def test_share_moved_of_opposite_credit_is_one(ledger: Ledger) -> None:
     before = ledger.read(1).assignment
     assert before is not None
-    for credit_S, expected in ((before.credit_S, 0.0), (-before.credit_S, 1.0)):
-        shares = [change.share_moved for change in moved(before, replace(before, credit_S=credit_S)).values()]
+    for total_S, expected in ((before.credit.total_S, 0.0), (-before.credit.total_S, 1.0)):
+        credit = replace(before.credit, total_S=total_S)
+        shares = [change.share_moved for change in moved(before, replace(before, credit=credit)).values()]
         assert [share for share in shares if not math.isnan(share)] == pytest.approx([expected] * len(shares))

@@ -92,9 +92,9 @@ def test_why_ends_with_the_recorded_advantage(ledger: Ledger) -> None:
         assert recorded.assignment is not None
         for s in (0, 7, 15):
             lines = why(ledger.path, recorded.batch.step_ids[s])
-            assert lines[-1] == f"= {float(recorded.assignment.advantage_S[s])!r}"
+            assert lines[-1] == f"= {float(recorded.assignment.advantage.advantage_S[s])!r}"
             parts = [float(line.split()[-1]) for line in lines[lines.index("", lines.index("") + 1) + 2 : -1]]
-            assert math.fsum(parts) == recorded.assignment.advantage_S[s]
+            assert math.fsum(parts) == recorded.assignment.advantage.advantage_S[s]
 
 
 def test_tree_contains_each_functions_raw_score(ledger: Ledger) -> None:
@@ -126,7 +126,7 @@ def test_json_output_ends_with_the_recorded_advantage(ledger: Ledger) -> None:
     assert recorded.assignment is not None
     facts = json.loads("".join(why(ledger.path, recorded.batch.step_ids[3], "--json")))
     assert facts["training_step"] == 1
-    assert facts["advantage"] == recorded.assignment.advantage_S[3] == facts["operations"][-1]["value"]
+    assert facts["advantage"] == recorded.assignment.advantage.advantage_S[3] == facts["operations"][-1]["value"]
 
 
 def test_trajectory_output_marks_the_first_error(ledger: Ledger) -> None:
@@ -137,7 +137,7 @@ def test_trajectory_output_marks_the_first_error(ledger: Ledger) -> None:
             lines = why(ledger.path, "--trajectory", recorded.batch.trajectory_ids[n])
             steps = np.flatnonzero(recorded.batch.trajectory_of_step == n)
             assert len(lines) == 6 + len(steps)
-            wrong = [s for s in steps if assignment.scored_S[s] and assignment.sub_reward_S[s] < 1]
+            wrong = [s for s in steps if assignment.rewards.scored_S[s] and assignment.rewards.sub_reward_S[s] < 1]
             marked = [s for s, line in zip(steps, lines[-len(steps) :], strict=True) if line.endswith("<- first error")]
             assert marked == wrong[:1]
 
@@ -162,7 +162,11 @@ def test_why_of_a_run_lists_notable_steps(ledger: Ledger) -> None:
     lines = why(ledger.path)
     assert lines[0] == "training step 2: 16 steps of 8 trajectories"
     listed = {line.split()[0]: line for line in lines[3 : lines.index("", 2)]}
-    trained = [(assignment.advantage_S[s], assignment.batch.step_ids[s]) for s in range(16) if assignment.trained_S[s]]
+    trained = [
+        (assignment.advantage.advantage_S[s], assignment.batch.step_ids[s])
+        for s in range(16)
+        if assignment.groups.trained_S[s]
+    ]
     for (advantage, id), words in ((max(trained), "the highest advantage"), (min(trained), "the lowest advantage")):
         assert words in listed[id]
         assert f"{advantage:+.3f}" in listed[id]
@@ -173,12 +177,15 @@ def test_why_of_a_run_lists_notable_steps(ledger: Ledger) -> None:
 def test_why_shows_each_part_in_reward_and_in_advantage(ledger: Ledger) -> None:
     assignment = ledger.read(2).assignment
     assert assignment is not None
-    for s in np.flatnonzero(assignment.trained_S & ~assignment.tied_S)[:4].tolist():
+    for s in np.flatnonzero(assignment.groups.trained_S & ~assignment.groups.tied_S)[:4].tolist():
         lines = why(ledger.path, assignment.batch.step_ids[s])
         rows = {line.split()[0]: line.split()[-2:] for line in lines[-8:-1] if line}
-        factor = assignment.weight_S[s] / assignment.divisor_S[s]
-        assert rows["own"] == [f"{assignment.own_S[s]:+.6g}", f"{factor * assignment.own_S[s]:+}"]
-        assert rows["baseline"] == [f"{-assignment.baseline_S[s]:+.6g}", f"{-factor * assignment.baseline_S[s]:+}"]
+        factor = assignment.advantage.weight_S[s] / assignment.advantage.divisor_S[s]
+        assert rows["own"] == [f"{assignment.credit.own_S[s]:+.6g}", f"{factor * assignment.credit.own_S[s]:+}"]
+        assert rows["baseline"] == [
+            f"{-assignment.advantage.baseline_S[s]:+.6g}",
+            f"{-factor * assignment.advantage.baseline_S[s]:+}",
+        ]
         assert any(line.startswith("units: ") for line in lines)
 
 

@@ -2,7 +2,6 @@ import functools
 import operator
 
 import pytest
-import yaml
 
 from creditflow.config import load_recipe, with_effect
 from creditflow.errors import ConfigError
@@ -28,13 +27,15 @@ def recipe(tmp_path):
 def test_defaults_are_those_of_the_design(recipe):
     config = load_recipe(recipe()).config
 
-    algorithm = config.algorithm
-    assert algorithm.propagation == "posterior"
-    assert algorithm.propagation_threshold == 0.5
-    assert (algorithm.gamma, algorithm.lam) == (0.99, 0.95)
-    assert algorithm.adv_estimator == "grpo"
-    assert (algorithm.on_closed_gate, algorithm.outcome_to) == ("cut", "auto")
-    assert (algorithm.w_r, algorithm.w_o, algorithm.sub_reward_origin) == (1, 1, 1)
+    options = config.credit
+    assert options.propagation.spec() == {
+        "rule": "own",
+        "w_r": 1,
+        "sub_reward_origin": 1,
+        "w_o": 1,
+        "outcome_to": "all",
+    }
+    assert (options.gamma, options.lam, options.adv_estimator) == (0.99, 0.95, "grpo")
     assert config.reward.max_failed_frac == 0.2
 
 
@@ -46,26 +47,13 @@ def test_keys_of_the_first_recipes_are_resolved(recipe, minimization, estimator)
     algorithm = load_recipe(path, ["reward.decomp_granularity=agent"]).config.algorithm
 
     assert (algorithm.reward_decomp, algorithm.decomp_granularity) == (True, "agent")
-    assert (algorithm.propagation, algorithm.propagation_threshold, algorithm.lam) == ("threshold", 0.4, 0.9)
+    assert (algorithm.propagation, algorithm.lam) == ({"rule": "threshold", "theta": 0.4}, 0.9)
 
 
 @pytest.mark.parametrize("value", ["0.9", "lambda=0.9", "{gae_lambda: much}", "{gae_lambda: 0.9, gamma: 1}"])
 def test_invalid_error_minimization_is_refused(recipe, value):
     with pytest.raises(ConfigError, match=r"error_minimization: expected \{gae_lambda: 0.95\}"):
         load_recipe(recipe(f"algorithm: {{error_minimization: {value}}}"))
-
-
-@pytest.mark.parametrize(("share", "rule"), [("true", "threshold"), ("false", "discounted")])
-def test_threshold_share_is_an_alias_of_propagation(recipe, share, rule):
-    path = recipe(f"algorithm: {{threshold_share: {share}}}")
-
-    assert load_recipe(path).config.algorithm.propagation == rule
-    assert load_recipe(path, [f"algorithm.propagation={rule}"]).config.algorithm.propagation == rule
-
-
-def test_threshold_share_contradicting_propagation_is_refused(recipe):
-    with pytest.raises(ConfigError, match=r"threshold_share: true means propagation 'threshold'.*'none'"):
-        load_recipe(recipe("algorithm: {threshold_share: true, propagation: none}"))
 
 
 def test_overrides_replace_options_of_the_recipe(recipe):
@@ -157,9 +145,8 @@ def test_unknown_key_names_the_nearest(recipe, override, nearest):
         ("trainer.device=tpu", "trainer.device: expected one of auto, cpu, cuda, got 'tpu'"),
         ("trainer.critic_warmup=3", "trainer.critic_warmup: 3, but algorithm.adv_estimator: grpo has no critic"),
         ("policies={default: {optim: {lr: fast}}}", "policies.default.optim.lr: expected a number above 0, got 'fast'"),
-        ("actor_rollout_ref.rollout.n=1", r"rollout.n: grpo expects at least 2 .*, got 1: .* hard tasks .*; raise n "),
+        ("actor_rollout_ref.rollout.n=1; algorithm.filter_groups.enable=true", "rollout.n: .* at least 2, got 1"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size=64", "ppo_mini_batch_size: expected at most .*16 tasks, got 64"),
-        ("algorithm.propagation=thresh", "algorithm.propagation: expected .*threshold.*, got 'thresh'"),
         ("noequals", "noequals: expected key=value"),
         ("data.train_files=[", "not readable as YAML"),
         ("team.workflow=${oops", "not readable as YAML"),
@@ -213,10 +200,6 @@ def test_invalid_recipe_file_is_refused(tmp_path, content, message):
         (["data.train_batch_size=64"], "actor_rollout_ref.actor.ppo_mini_batch_size", 8),
         (["critic.loss_agg_mode=seq-mean-token-sum-norm"], "critic.loss_scale_factor", 512),
         (["trainer.resume_from_path=x"], "trainer.resume_mode", "resume_path"),
-        (["algorithm.on_closed_gate=freeze"], "algorithm.propagation", "threshold"),
-        (["algorithm.score_weight=calibrated"], "algorithm.propagation", "none"),
-        (["reward.decomp_granularity=token_level"], "algorithm.propagation", "none"),
-        (["algorithm.w_r=2"], "algorithm.propagation", "posterior"),
         (["guard.rules.agreement.below=0.8"], "guard.rules.agreement.recover", 0.8),
         (["guard.rules.agreement.window=1"], "guard.rules.agreement.shortest", 1),
     ],
@@ -234,17 +217,17 @@ def test_empty_section_has_the_defaults(recipe):
 @pytest.mark.parametrize(
     ("layers", "message"),
     [
-        (["propagation: none, on_closed_gate: freeze"], "on_closed_gate: has no effect with propagation: none"),
-        (["propagation: none, propagation_threshold: 0.5"], r"set propagation: threshold$"),
-        (["threshold_share: false, on_closed_gate: cut"], "on_closed_gate: has no effect with propagation: discounted"),
-        (["w_m: 0.2"], "w_m: has no effect with score_model: none; leave it out, or set score_model: noisy_and"),
-        (["reward_decomp: false, on_closed_gate: cut"], "on_closed_gate: has no effect with reward_decomp: false"),
-        (["propagation: threshold, shared_reward: outcome"], "set propagation: identical or uniform"),
-        (["propagation: identical", "propagation_threshold: 0.7"], "propagation_threshold: has no effect"),
-        (["propagation: none, shadow: {propagation: identical, w_m: 1}"], "algorithm.shadow.w_m: has no effect"),
+        (["propagation: own, propagation_threshold: 0.5"], r"set propagation: threshold$"),
+        (["threshold_share: false, on_closed_gate: cut"], "on_closed_gate: the rule discounted has no such option"),
+        (["on_closed_gate: freeze"], "on_closed_gate: the rule own has no such option"),
+        (["propagation: {rule: own, outcome_to: all}, outcome_to: answer"], "outcome_to: 'answer', but .* to 'all'"),
+        (["propagation: identical", "propagation_threshold: 0.7"], "propagation_threshold: the rule identical has no"),
+        (["propagation: own, shadow: {propagation: {rule: identical, w_m: 1}}"], "algorithm.shadow.propagation.w_m"),
+        (["w_r: 2"], "'algorithm.w_r'; removed in 0.1: .*rule: own, w_r: 1"),
+        (["outcome_to: auto"], "algorithm.outcome_to: .*got 'auto'; removed in 0.1: leave it out"),
     ],
 )
-def test_option_without_effect_is_refused(recipe, layers, message):
+def test_option_that_the_rule_lacks_is_refused(recipe, layers, message):
     recipe(f"algorithm: {{{layers[0]}}}", "base.yaml")
     path = recipe(name="top.yaml")
     path.write_text("extends: base.yaml\n" + (f"algorithm: {{{layers[1]}}}" if layers[1:] else ""))
@@ -252,28 +235,38 @@ def test_option_without_effect_is_refused(recipe, layers, message):
         load_recipe(path)
 
 
-def test_option_of_an_overridden_rule_is_a_notice(recipe):
-    path = recipe("algorithm: {propagation: threshold, propagation_threshold: 0.7, on_closed_gate: freeze}")
-    assert load_recipe(path).notices == ()
-    loaded = load_recipe(path, ["algorithm.propagation=identical"])
-    assert loaded.notices == (
-        "algorithm.propagation_threshold: has no effect with propagation: identical",
-        "algorithm.on_closed_gate: has no effect with propagation: identical",
-    )
-    with pytest.raises(ConfigError, match="propagation_threshold: has no effect with propagation: identical"):
-        load_recipe(path, ["algorithm.propagation=identical", "algorithm.propagation_threshold=0.6"])
+@pytest.mark.parametrize(
+    ("base", "override", "spec"),
+    [
+        ("propagation_threshold: 0.7, on_closed_gate: freeze", "propagation=identical", {"rule": "identical"}),
+        ("outcome_to: answer", "propagation=threshold", {"rule": "threshold", "outcome_to": "answer"}),
+        ("propagation: {rule: own, w_r: 2}", "propagation=threshold", {"rule": "threshold"}),
+        ("propagation: {rule: own, w_r: 2}", "propagation.w_o=3", {"rule": "own", "w_r": 2, "w_o": 3}),
+        (
+            "propagation: {rule: threshold, theta: 0.5}",
+            "propagation_threshold=0.7",
+            {"rule": "threshold", "theta": 0.7},
+        ),
+        ("propagation_threshold: 0.7", "propagation.theta=0.5", {"rule": "threshold", "theta": 0.5}),
+        ("propagation_threshold: 0.7", "threshold_share=false", {"rule": "discounted"}),
+    ],
+)
+def test_override_of_the_rule_replaces_its_options(recipe, base, override, spec):
+    path = recipe(f"algorithm: {{{base}}}")
+    loaded = load_recipe(path, [f"algorithm.{override}"])
+    assert loaded.config.algorithm.propagation == spec
     (record := path.with_name("config.yaml")).write_text(loaded.to_yaml())
     assert load_recipe(record).config.algorithm == loaded.config.algorithm
-    older = yaml.safe_load(record.read_text())
-    for newer in ("score_weight", "score_model", "w_m"):
-        del older["algorithm"][newer]
-    record.write_text(yaml.safe_dump(older))
-    assert load_recipe(record).config.algorithm == loaded.config.algorithm
-    # A second rule that reads the option gives it an effect.
-    assert load_recipe(path, ["algorithm.propagation=none", "algorithm.shadow={propagation: threshold}"]).notices == ()
+
+
+def test_former_name_of_a_rule_is_a_notice(recipe):
+    loaded = load_recipe(recipe("algorithm: {propagation: none}"), ["algorithm.propagation.w_r=2"])
+    assert loaded.config.algorithm.propagation == {"rule": "own", "w_r": 2}
+    assert loaded.notices == ("algorithm.propagation: none is now called own",)
 
 
 def test_comparison_drops_options_that_an_arm_ignores(recipe):
     path, others = recipe(), ["algorithm.propagation_threshold=0.7", "data.seed=3"]
     assert with_effect(path, ["algorithm.propagation=threshold"], others) == others
     assert with_effect(path, ["algorithm.propagation=identical"], others) == ["data.seed=3"]
+    assert with_effect(path, ["algorithm.propagation=gigpo"], ["algorithm.propagation.w_m=1"]) == []

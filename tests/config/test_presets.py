@@ -3,7 +3,8 @@
 import pytest
 
 from creditflow.config import load_recipe, recipe_of_dict
-from creditflow.credit.presets import PRESETS, preset_text
+from creditflow.config.algorithm import rule_options
+from creditflow.config.presets import PRESETS, preset_text
 from creditflow.engines.base import expect_capabilities
 from creditflow.errors import ConfigError
 from tests.cli.commands import creditflow
@@ -21,7 +22,8 @@ def test_preset_sets_its_options(tmp_path, name):
     loaded = load_recipe(recipe(tmp_path, f"{{preset: {name}}}"))
     for key, value in PRESETS[name].options.items():
         section, option = key.split(".")
-        assert loaded.to_dict()[section][option] == value, key
+        set_to = loaded.to_dict()[section][option]
+        assert set_to == (rule_options(value) if option == "propagation" else value), key
     assert recipe_of_dict(loaded.to_dict(), loaded.name, loaded.folder).config == loaded.config
     (record := tmp_path / "record.yaml").write_text(loaded.to_yaml())
     assert load_recipe(record).config.algorithm == loaded.config.algorithm
@@ -38,6 +40,7 @@ CONTRADICTION = "group_by: got 'task', but algorithm.preset: dr_mas sets"
         ("{preset: dr_mas, group_by: task}", [], CONTRADICTION),
         ("{preset: dr_mas}", ["algorithm.group_by=task"], CONTRADICTION),
         ("{}", ["algorithm.preset=dr_mas", "algorithm.group_by=task"], CONTRADICTION),
+        ("{preset: at_grpo}", ["algorithm.outcome_to=answer"], "propagation: got .*'answer'.*at_grpo sets"),
         ("{preset: dr_mas, threshold_share: true}", [], "threshold_share: true means propagation 'threshold'"),
         ("{preset: magrp}", [], r"preset: expected one of .*got 'magrp' \(did you mean 'magrpo'\?\)"),
     ],
@@ -54,7 +57,7 @@ def test_preset_replaces_options_of_an_extended_recipe(tmp_path):
     loaded = load_recipe(path)
     assert loaded.config.algorithm.group_by == "task_agent"
     assert any("algorithm.group_by: 'agent' of an extended recipe is replaced" in notice for notice in loaded.notices)
-    assert "algorithm.propagation_threshold: has no effect with propagation: identical" in loaded.notices
+    assert loaded.config.algorithm.propagation == {"rule": "identical", "shared_reward": "outcome"}
 
 
 def test_preset_accepts_equal_options_and_null(tmp_path):
@@ -75,4 +78,4 @@ def test_check_prints_the_options_of_the_preset():
     assert result.exit_code == 0, result.output
     assert preset_text("dr_mas") in " ".join(result.output.split())
     assert preset_text("dr_mas").startswith("preset dr_mas (arXiv 2602.08847) sets ")
-    assert preset_text("calibrated").startswith("preset calibrated sets propagation: none, ")
+    assert preset_text("calibrated").startswith("preset calibrated sets propagation: calibrated, ")

@@ -10,38 +10,35 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from creditflow import CreditOptions, TrajectoryBatch, assign
-from creditflow.config import load_recipe, recipe_of_dict
-from creditflow.credit import make_threshold
+from creditflow import TrajectoryBatch, assign
+from creditflow.config import load_recipe
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES
 from creditflow.credit.thresholds.base import THRESHOLDS, BatchStats
 from creditflow.engines.common.components import build_components
 from creditflow.engines.common.guard import build_guard
 from creditflow.engines.verl.recipe import KEY, recipe_section
 from creditflow.errors import ConfigError
+from tests.builders import credit_options
 from tests.cli.commands import refused
 from tests.distributions import DOUBLED, HALVES, STEADY, python, succeeded
 from tests.paths import TOYS
 
 RULES = f"""{HALVES}{DOUBLED}{STEADY}
-from creditflow.credit.records import PropagationRule
-
-record = PropagationRule(halves, flows=NOTHING)
+from creditflow.credit import Rule
 
 
 @propagation_rule("fails")
-def fails(inputs):
-    return 1 / 0
+@dataclass(frozen=True)
+class Fails(Rule):
+    def credit(self, inputs):
+        return 1 / 0
 
 
 @propagation_rule("returns nothing")
-def returns_nothing(inputs):
-    return None
-
-
-@advantage_estimator("thirds", min_rollouts=3)
-def thirds(inputs):
-    return Estimate(inputs.groups.mean_S)
+@dataclass(frozen=True)
+class Silent(Rule):
+    def credit(self, inputs):
+        return None
 
 
 @threshold_kind("broken")
@@ -53,10 +50,10 @@ class Broken(Steady):
 def plain(inputs):
     return None
 """
-OURS = ("algorithm.propagation=rules.py:halves", "algorithm.adv_estimator=rules.py:doubled")
-THEIRS = ("algorithm.propagation=none", "algorithm.adv_estimator=grpo")
+OURS = ("algorithm.propagation=rules.py:Halves", "algorithm.adv_estimator=rules.py:doubled")
+THEIRS = ("algorithm.propagation=own", "algorithm.adv_estimator=grpo")
 GATED = ("algorithm.propagation=threshold", "algorithm.propagation_threshold={kind: rules.py:Steady, level: 0.3}")
-SHADOW = "algorithm.shadow={propagation: none, adv_estimator: rules.py:doubled}"
+SHADOW = "algorithm.shadow={propagation: own, adv_estimator: rules.py:doubled}"
 
 
 def project(folder: Path, rules: str = RULES) -> Path:
@@ -112,39 +109,29 @@ def batch() -> TrajectoryBatch:
 def test_recipe_holds_absolute_references(recipe: Path) -> None:
     rules = recipe.parent / "rules.py"
     algorithm = load_recipe(recipe, [*OURS, SHADOW]).config.algorithm
-    assert algorithm.propagation == f"{rules}:halves"
+    assert algorithm.propagation == {"rule": f"{rules}:Halves"}
     assert algorithm.adv_estimator == f"{rules}:doubled"
-    assert algorithm.shadow == {"propagation": "none", "adv_estimator": f"{rules}:doubled"}
-    algorithm = load_recipe(recipe, GATED).config.algorithm
-    assert algorithm.propagation_threshold == {"kind": f"{rules}:Steady", "level": 0.3}
-    assert make_threshold(algorithm.propagation_threshold).theta("writer") == 0.3
+    assert algorithm.shadow == {"propagation": "own", "adv_estimator": f"{rules}:doubled"}
+    config = load_recipe(recipe, GATED).config
+    assert config.algorithm.propagation["theta"] == {"kind": f"{rules}:Steady", "level": 0.3}
+    assert config.credit.propagation.make_threshold().theta("writer") == 0.3
 
 
 def test_assign_uses_the_rule_of_the_file(recipe: Path) -> None:
-    algorithm = load_recipe(recipe, OURS[:1]).config.algorithm
-    assigned = assign(batch(), algorithm)
-    plain = assign(batch(), load_recipe(recipe, THEIRS[:1]).config.algorithm)
-    np.testing.assert_array_equal(assigned.credit_S, 0.5 * plain.credit_S)
-
-
-def test_stored_recipe_registers_its_records(recipe: Path) -> None:
-    loaded = load_recipe(recipe, OURS)
-    stored = json.loads(json.dumps(loaded.to_dict()))
-    stored["algorithm"]["propagation"] = "rules.py:record"
-    algorithm = recipe_of_dict(stored, "toy", recipe.parent).config.algorithm
-    assert algorithm.propagation.endswith("/rules.py:record")
-    assert PROPAGATION_RULES[algorithm.propagation].ignores == ()
-    assert assign(batch(), algorithm).credit_S.any()
+    plain = assign(batch(), load_recipe(recipe, THEIRS[:1]).config.credit)
+    for options, factor in ((OURS[:1], 0.5), ((*OURS[:1], "algorithm.propagation.factor=0.25"), 0.25)):
+        assigned = assign(batch(), load_recipe(recipe, options).config.credit)
+        np.testing.assert_array_equal(assigned.credit.total_S, factor * plain.credit.total_S)
 
 
 def test_edited_and_equally_named_files_do_not_mix(tmp_path: Path) -> None:
     def credit_of(recipe: Path) -> np.ndarray:
-        return assign(batch(), load_recipe(recipe, OURS[:1]).config.algorithm).credit_S
+        return assign(batch(), load_recipe(recipe, OURS[:1]).config.credit).credit.total_S
 
     first = project(tmp_path / "one")
-    half, double = credit_of(first), credit_of(project(tmp_path / "two", RULES.replace("0.5 *", "2.0 *")))
+    half, double = credit_of(first), credit_of(project(tmp_path / "two", RULES.replace("self.factor *", "2.0 *")))
     np.testing.assert_array_equal(4.0 * half, double)
-    first.with_name("rules.py").write_text(RULES.replace("0.5 *", "2.0 *"))
+    first.with_name("rules.py").write_text(RULES.replace("self.factor *", "2.0 *"))
     np.testing.assert_array_equal(credit_of(first), double)
 
 
@@ -159,33 +146,20 @@ def test_file_takes_no_name(recipe: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "name"),
+    ("key", "reference", "reason"),
     [
-        ("algorithm.propagation", "halves"),
-        ("algorithm.shadow.propagation_threshold.kind", "Steady"),
+        ("propagation", "gone.py:Halves", "no file 'gone.py' in FOLDER or the working directory"),
+        ("shadow.propagation_threshold.kind", "gone.py:Steady", "no file 'gone.py' in FOLDER or the working directory"),
+        ("propagation", "rules.py:Halvs", "FOLDER/rules.py has no 'Halvs' (did you mean 'Halves'?)"),
+        ("propagation", "rules.py:plain", "expected a class with @propagation_rule, got function plain"),
+        ("propagation", "rules.py:doubled", "expected a class with @propagation_rule, got function doubled"),
     ],
 )
-def test_missing_file_error_says_where_it_was_searched(key: str, name: str, recipe: Path) -> None:
+def test_wrong_reference_is_refused(key: str, reference: str, reason: str, recipe: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_recipe(recipe, [f"{key}=gone.py:{name}"])
-    searched = f"no file 'gone.py' in {recipe.parent} or the working directory"
-    assert str(caught.value) == f"{key}: gone.py:{name}: cannot be loaded: {searched}"
-
-
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("halvs", "rules.py has no 'halvs' (did you mean 'halves'?)"),
-        ("plain", "expected a function with @propagation_rule, or a PropagationRule, got function plain"),
-        ("doubled", "expected a function with @propagation_rule, or a PropagationRule, got function doubled"),
-    ],
-)
-def test_wrong_object_is_refused(name: str, reason: str, recipe: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_recipe(recipe, [f"algorithm.propagation=rules.py:{name}"])
-    start = f"algorithm.propagation: rules.py:{name}: cannot be loaded: "
-    assert str(caught.value).startswith(start)
-    assert reason in str(caught.value).replace(str(recipe.parent) + "/", "")
+        load_recipe(recipe, [f"algorithm.{key}={reference}"])
+    reason = reason.replace("FOLDER", str(recipe.parent))
+    assert str(caught.value).startswith(f"algorithm.{key}: {reference}: cannot be loaded: {reason}")
 
 
 @pytest.mark.parametrize(
@@ -199,13 +173,13 @@ def test_broken_file_error_names_the_line(text: str, reason: str, tmp_path: Path
     recipe = project(tmp_path / "p", text)
     with pytest.raises(ConfigError) as caught:
         load_recipe(recipe, OURS[:1])
-    assert str(caught.value).startswith("algorithm.propagation: rules.py:halves: cannot be loaded: ")
+    assert str(caught.value).startswith("algorithm.propagation: rules.py:Halves: cannot be loaded: ")
     assert reason in str(caught.value)
 
 
 def test_threshold_that_raises_is_located(recipe: Path) -> None:
     words = [GATED[0], "algorithm.propagation_threshold={kind: rules.py:Broken}"]
-    threshold = copy.deepcopy(make_threshold(load_recipe(recipe, words).config.algorithm.propagation_threshold))
+    threshold = copy.deepcopy(load_recipe(recipe, words).config.credit.propagation.make_threshold())
     assert threshold.theta("a") == 0.4
     with pytest.raises(ConfigError, match=r"Broken: ZeroDivisionError: division by zero \(rules\.py:\d+ in update\)"):
         threshold.update(BatchStats({}, {}))
@@ -214,23 +188,17 @@ def test_threshold_that_raises_is_located(recipe: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("fails", "ZeroDivisionError: division by zero (rules.py:LINE in fails)"),
-        ("returns_nothing", "expected the function to return Credit, got NoneType"),
+        ("Fails", "ZeroDivisionError: division by zero (rules.py:LINE in credit)"),
+        ("Silent", "expected `credit` to return Credit, got NoneType"),
     ],
 )
 def test_failing_rule_is_named(name: str, reason: str, recipe: Path) -> None:
-    algorithm = load_recipe(recipe, [f"algorithm.propagation=rules.py:{name}"]).config.algorithm
+    options = load_recipe(recipe, [f"algorithm.propagation=rules.py:{name}"]).config.credit
     with pytest.raises(ConfigError) as caught:
-        assign(batch(), algorithm)
-    line = RULES.splitlines().index("    return 1 / 0") + 1
+        assign(batch(), options)
+    line = RULES.splitlines().index("        return 1 / 0") + 1
     expected = f"algorithm.propagation: {recipe.parent}/rules.py:{name}: {reason.replace('LINE', str(line))}"
     assert str(caught.value) == expected
-
-
-def test_estimator_declares_its_rollouts(recipe: Path) -> None:
-    words = ["algorithm.adv_estimator=rules.py:thirds", "actor_rollout_ref.rollout.n=2"]
-    with pytest.raises(ConfigError, match=r"n: .*rules\.py:thirds expects at least 3 rollouts of each task, got 2"):
-        load_recipe(recipe, words)
 
 
 def test_wrong_key_of_a_threshold_is_refused(recipe: Path) -> None:
@@ -240,7 +208,7 @@ def test_wrong_key_of_a_threshold_is_refused(recipe: Path) -> None:
 
 def test_unloaded_reference_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"got 'x\.py:rule'; a file is loaded with the recipe that names it"):
-        assign(batch(), CreditOptions(propagation="x.py:rule"))
+        assign(batch(), credit_options(propagation="x.py:rule"))
 
 
 # ---- commands ------------------------------------------------------------------------------------------------------
@@ -265,8 +233,9 @@ def test_rule_and_estimator_of_a_file_train(run: Path) -> None:
 def test_readers_need_no_file(gone: Path) -> None:
     succeeded(gone.parent, "why", gone)
     succeeded(gone.parent, "report", gone, "--out", "r.html")
+    succeeded(gone.parent, "recredit", gone, *THEIRS, "-o", gone.parent / "theirs")
     step = next(row["step_id"] for row in steps_of(gone) if row["trained"] and not row["tied"])
-    assert "/rules.py:halves" in succeeded(gone.parent, "why", gone, step)
+    assert "/rules.py:Halves" in succeeded(gone.parent, "why", gone, step)
 
 
 def test_recredit_applies_the_rule_of_a_file(run: Path, recipe: Path) -> None:
@@ -278,17 +247,13 @@ def test_recredit_applies_the_rule_of_a_file(run: Path, recipe: Path) -> None:
 
 @pytest.mark.parametrize("words", ["recredit RUN algorithm.gamma=0.5 -o RUN/out", "audit RUN", "train RUN/config.yaml"])
 def test_command_that_needs_the_file_names_it(gone: Path, recipe: Path, words: str) -> None:
-    message = f"algorithm.propagation: {recipe.parent}/rules.py:halves: cannot be loaded: no file"
+    message = f"algorithm.propagation: {recipe.parent}/rules.py:Halves: cannot be loaded: no file"
     assert message in refused(*words.replace("RUN", str(gone)).split())
-
-
-def test_recredit_with_other_rules_needs_no_file(gone: Path) -> None:
-    succeeded(gone.parent, "recredit", gone, *THEIRS, "-o", gone.parent / "theirs")
 
 
 def test_audit_scores_the_rule_of_a_file(run: Path, recipe: Path) -> None:
     file = run.parent / "audit.json"
-    rule = "rules.py:halves"
+    rule = "rules.py:Halves"
     words = ("--decisions", 3, "--continuations", 2, "--rule", rule, "--json", file)
     succeeded(recipe.parent, "audit", run, *words)
     assert rule in json.dumps(json.loads(file.read_text())["rules"])
@@ -299,16 +264,16 @@ def test_guard_falls_back_from_the_rule_of_a_file(recipe: Path) -> None:
     guard = build_guard(loaded.config, loaded.folder, build_components(loaded, tasks=False).rewards.functions, "local")
     for step in range(1, 7):
         guard.look(step, {"reward/error_rate": 0.5, "reward/judged_trajectories": 1000})
-    assert guard.options(loaded.config.algorithm).propagation == "identical"
+    assert str(guard.options(loaded.config.credit).propagation) == "identical"
 
 
 @pytest.mark.slow
 def test_comparison_trains_the_rule_of_a_file(recipe: Path, tmp_path: Path) -> None:
-    vary = "algorithm.propagation=identical,rules.py:halves"
+    vary = "algorithm.propagation=identical,rules.py:Halves"
     words = ("--no-arms", "--jobs", 1, "trainer.total_training_steps=1", "trainer.default_local_dir=out")
     printed = succeeded(tmp_path, "compare", recipe, "--vary", vary, *words)
-    assert "rules.py:halves" in printed
-    assert (tmp_path / "out" / "rules.py_halves" / "seed0" / "run.json").is_file()
+    assert "rules.py:Halves" in printed
+    assert (tmp_path / "out" / "rules.py_Halves" / "seed0" / "run.json").is_file()
 
 
 def test_worker_process_registers_the_rules(recipe: Path, tmp_path: Path) -> None:
@@ -317,10 +282,8 @@ def test_worker_process_registers_the_rules(recipe: Path, tmp_path: Path) -> Non
     code = (
         "import json\n"
         "from creditflow.engines.verl.recipe import read_run_handle\n"
-        "from creditflow.credit import make_threshold\n"
         "run = read_run_handle(json.load(open('section.json')))\n"
-        "run.config.algorithm.validate()\n"
-        "print(make_threshold(run.config.algorithm.propagation_threshold).theta('writer'))\n"
+        "print(run.config.credit.propagation.make_threshold().theta('writer'))\n"
     )
     done = python(tmp_path, "-c", code)
     assert (done.returncode, done.stdout) == (0, "0.3\n"), done.stderr

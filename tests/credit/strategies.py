@@ -7,13 +7,14 @@ from contextlib import contextmanager
 
 from hypothesis import strategies as st
 
-from creditflow.credit import CreditOptions
 from creditflow.data import Score
-from tests.builders import make_trajectory, step
+from tests.builders import credit_options, make_trajectory, step
 
 eighths = st.integers(0, 8).map(lambda k: k / 8)
 
-RULES = ("identical", "uniform", "none", "discounted", "threshold")
+RULES = ("identical", "uniform", "own", "discounted", "threshold")
+LEARNING = ("calibrated", "posterior")
+"""Rules that learn from the batch, which the oracle does not compute."""
 
 CHOICES = {
     "propagation": (*RULES, "threshold", "threshold", "threshold"),
@@ -36,13 +37,6 @@ CHOICES = {
     "mask_truncated": (False, True),
 }
 """Choices of each option. A repeated choice is drawn with a higher probability."""
-
-
-def refused(chosen):
-    """Whether the options chosen so far contradict one another."""
-    get = chosen.get
-    flows = get("propagation", "identical") not in ("identical", "uniform")
-    return get("adv_estimator") == "gae" and get("outcome_to") == "all" and flows
 
 
 @contextmanager
@@ -89,12 +83,16 @@ def make_options(choose, demanding=False, **fixed_values):
     for key, choices in CHOICES.items():
         if key not in fixed_values:
             suiting = [c for c in choices if demanding or c != "gae"]
-            chosen[key] = choose.one_of(*(c for c in suiting if not refused({**chosen, key: c})))
-    return CreditOptions(**chosen)
+            chosen[key] = choose.one_of(*suiting)
+        elif isinstance(fixed_values[key], tuple):
+            chosen[key] = choose.one_of(*fixed_values[key])
+    if chosen["propagation"] in LEARNING and chosen["decomp_granularity"] == "token_level":
+        chosen["decomp_granularity"] = "step"
+    return credit_options(**chosen)
 
 
 def options(demanding=False, **fixed_values):
-    """Options without contradictions; without `demanding`, only those that need no critic."""
+    """Options; without `demanding`, only those that need no critic. A fixed tuple is a choice."""
     return drawn_from(len(CHOICES), lambda choose: make_options(choose, demanding, **fixed_values))
 
 

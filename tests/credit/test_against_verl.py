@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from creditflow.credit import CreditOptions, assign
+from creditflow.credit import assign
 from creditflow.data import Score, TrajectoryBatch
-from tests.builders import batch_of, make_trajectory, step
+from tests.builders import batch_of, credit_options, make_trajectory, step
 
 CLOSE = 1e-6
 SEEDS = (0, 1, 2, 3)
@@ -91,7 +91,7 @@ def ours(responses, *, values=False, **options):
     """[N, L] our advantages in verl's layout, 0 at padding."""
     values_T = responses.values[responses.present] if values else None
     laid_out = np.zeros(responses.mask.shape)
-    assignment = assign(responses.batch, CreditOptions(**{**NEUTRAL, **options}), values_T=values_T)
+    assignment = assign(responses.batch, credit_options(**{**NEUTRAL, **options}), values_T=values_T)
     laid_out[responses.present] = assignment.token_advantages()
     return laid_out
 
@@ -219,7 +219,7 @@ def test_reward_at_a_tool_token_differs_from_verl(verl, torch):
     )
     assert verls[0, :2].tolist() == [0.0, 0.0]
     assert verls[1].tolist() == [0.25, 0.25, 0.25]
-    options = CreditOptions(**{**NEUTRAL, "adv_estimator": "gae", "outcome_to": "answer"})
+    options = credit_options(**{**NEUTRAL, "adv_estimator": "gae", "outcome_to": "answer"})
     returns_T = assign(responses.batch, options, values_T=np.zeros(6)).returns_T
     assert returns_T[:2].tolist() == [1.0, 1.0]
 
@@ -267,7 +267,7 @@ def of_steps(torch, function, responses, **more):
 
 def shared(responses, **options):
     return assign(
-        responses.batch, CreditOptions(**{**NEUTRAL, "propagation": "identical", **options})
+        responses.batch, credit_options(**{**NEUTRAL, "propagation": "identical", **options})
     ).token_advantages()
 
 

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from creditflow.credit import CreditOptions, assign, check_groups, make_threshold
+from creditflow.credit import assign, check_groups, make_threshold
 from creditflow.data import Score, TrajectoryBatch
 from creditflow.errors import (
     BatchError,
@@ -16,7 +16,7 @@ from creditflow.errors import (
     ShapeError,
     UnknownAgentError,
 )
-from tests.builders import batch_of, make_trajectory, step
+from tests.builders import batch_of, credit_options, make_trajectory, step
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def changed(column, at, value):
 def refusal(batch):
     """The class and the message of the error."""
     with pytest.raises(BatchError) as error:
-        assign(batch, CreditOptions())
+        assign(batch, credit_options())
     return f"{type(error.value).__name__}: {error.value}"
 
 
@@ -108,7 +108,7 @@ def test_score_outside_its_declared_range_raises():
 
 
 def test_score_outside_its_range_by_rounding_passes(batch):
-    assign(replace(batch, scores=changed(batch.scores, (3, 0), 1.0 + 1e-15)), CreditOptions())
+    assign(replace(batch, scores=changed(batch.scores, (3, 0), 1.0 + 1e-15)), credit_options())
 
 
 @pytest.mark.parametrize("value", [float("nan"), -1.0])
@@ -142,7 +142,7 @@ def test_every_column_checks_its_length(column):
     twice = np.concatenate([values, values]) if isinstance(values, np.ndarray) else values + values
     for wrong in (values[:-1], twice):
         with pytest.raises(ShapeError, match=r"^column \w+: expected shape \(.*\), got \(.*\)$"):
-            assign(replace(given, **{column: wrong}), CreditOptions())
+            assign(replace(given, **{column: wrong}), credit_options())
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_narrow_types_give_the_same_result(batch):
         trajectory_of_step=batch.trajectory_of_step.astype(np.int32),
         token_offsets=batch.token_offsets.astype(np.int32),
     )
-    expected, got = (assign(b, CreditOptions()).advantage_S.tolist() for b in (batch, narrow))
+    expected, got = (assign(b, credit_options()).advantage.advantage_S.tolist() for b in (batch, narrow))
     assert got == expected  # the scores are quarters, exact in both types
 
 
@@ -208,7 +208,7 @@ def test_cycle_error_lists_the_steps():
     good = batch_of(make_trajectory("t0", [step("a"), step("b"), step("c")], 1.0))
     circle = replace(good, edge_child=np.array([0, 1, 2]), edge_parent=np.array([2, 0, 1]))
     with pytest.raises(CycleError, match=r"t0\.\d <- t0\.\d <- t0\.\d <- t0\.\d"):
-        assign(circle, CreditOptions())
+        assign(circle, credit_options())
 
 
 def test_threshold_for_an_unknown_agent_is_reported():
@@ -216,13 +216,13 @@ def test_threshold_for_an_unknown_agent_is_reported():
     with pytest.raises(UnknownAgentError, match=r"expected verifier, got 'verifer' \(did you mean 'verifier'\?\)"):
         make_threshold(spec, agents=["verifier"])
     batch = batch_of(make_trajectory("t0", [step("verifier")], 1.0))  # a batch does not contain the team's other agents
-    said = check_groups(batch, CreditOptions(propagation_threshold=spec))
+    said = check_groups(batch, credit_options("threshold", propagation_threshold=spec))
     assert "names verifer, who makes no step here (did you mean 'verifier'?)" in " ".join(map(str, said))
 
 
 def test_gae_needs_finite_values_at_sampled_tokens():
     batch = batch_of(make_trajectory("t0", [step("a", tokens=2), step("b", tokens=2, response_mask=(1, 0))], 1.0))
-    chosen = CreditOptions(adv_estimator="gae", outcome_to="answer")
+    chosen = credit_options(adv_estimator="gae", outcome_to="answer")
     assign(batch, chosen, values_T=np.array([0.0, 0.0, 0.0, np.nan]))  # the last entry is not read
     with pytest.raises(ConfigError, match="gae expects a critic's values for each token, got none"):
         assign(batch, chosen)

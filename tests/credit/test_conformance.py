@@ -12,12 +12,13 @@ from itertools import product
 import numpy as np
 import pytest
 
-from creditflow.credit import CreditOptions, assign, explain, posteriors
-from creditflow.credit.records import PROPAGATION_RULES, PropagationRule
-from creditflow.credit.rules.base import OUTCOME, SIGNAL, parent_counts, shares
+from creditflow.credit import CreditOptions, Rule, RuleInput, assign, explain
+from creditflow.credit.fits import posteriors
+from creditflow.credit.history import History
+from creditflow.credit.records import OUTCOME, PROPAGATION_RULES, SIGNAL
+from creditflow.credit.rewards import read_rewards
 from creditflow.data import Trajectory
-from tests.builders import batch_of, make_trajectory, step
-from tests.credit.strategies import registered
+from tests.builders import batch_of, credit_options, make_trajectory, step
 
 GRAPHS = {
     "chain": ((), (0,), (1,), (2,)),
@@ -36,10 +37,9 @@ OPTIONS = (
     {"shared_reward": "outcome_plus_mean_sub_reward", "w_o": 2.0, "gamma": 0.0},
 )
 OTHER_NAMES = {"planner": "z", "executor": "y", "verifier": "x"}
-TYPES = dict.fromkeys(("own_S", "received_S", "shared_S", "withheld_S", "gate_S"), "float64") | {
-    "reached_S": "uint8",
-    "frozen_S": "bool",
-}
+TYPES = dict.fromkeys(("own_S", "received_S", "shared_S", "paid_S", "gate_S", "withheld_S", "threshold_S"), "float64")
+TYPES |= {"reached_S": "uint8"}
+TYPES |= dict.fromkeys(("gate_open_S", "forced_open_S", "frozen_S", "misled_S"), "bool")
 LARGEST = {"gate_S": 1, "reached_S": SIGNAL | OUTCOME}
 
 
@@ -76,27 +76,23 @@ def batches():
     yield [drawn(rng, f"competing {n}", joined, outcomes=outcomes) for n, outcomes in enumerate(own)]
 
 
-class CapturedError(Exception):
-    """Ends an assignment once the rule has its input."""
-
-
-def capture(inputs):
-    raise CapturedError(inputs)
-
-
 @dataclass
 class Case:
-    """One batch with one set of options, and the rule."""
+    """One batch with one set of options."""
 
-    rule: PropagationRule
     trajectories: list[Trajectory]
     options: CreditOptions
 
     def input_of(self, trajectories):
         """The input that `assign` passes to the rule for these trajectories."""
-        with pytest.raises(CapturedError) as captured:
-            assign(batch_of(*trajectories), replace(self.options, propagation="capture"))
-        return replace(captured.value.args[0], options=self.options.resolved())
+        batch = batch_of(*trajectories)
+        rewards = read_rewards(batch, self.options)
+        fit = self.rule.fit(rewards, self.options, History()) if self.rule.learns else None
+        return RuleInput(batch, rewards, self.options, self.rule.make_threshold(), fit)
+
+    @property
+    def rule(self) -> Rule:
+        return self.options.propagation
 
     @cached_property
     def inputs(self):
@@ -109,7 +105,7 @@ class Case:
     @cached_property
     def changed(self):
         """(n, step, credit): the credit after each change of one score or outcome in an unmasked trajectory n."""
-        kept = sorted({*self.inputs.batch.trajectory_of_step[~self.inputs.masked_S].tolist()})
+        kept = sorted({*self.inputs.batch.trajectory_of_step[~self.inputs.rewards.masked_S].tolist()})
         return [
             (n, index, self.rule.credit(self.input_of([*self.trajectories[:n], other, *self.trajectories[n + 1 :]])))
             for n in kept
@@ -165,7 +161,7 @@ def assert_valid(case):
     """Check types, shapes and ranges of the columns, and that a second call changes nothing and returns the same."""
     for name, kind in TYPES.items():
         values_S = getattr(case.credit, name)
-        if values_S is not None or name not in ("gate_S", "frozen_S"):
+        if values_S is not None or name in ("own_S", "received_S", "shared_S", "reached_S"):
             assert (values_S.dtype, values_S.shape) == (kind, (case.inputs.batch.n_steps,)), name
             assert np.isfinite(values_S).all(), name
             assert name not in LARGEST or ((values_S >= 0) & (values_S <= LARGEST[name])).all(), name
@@ -173,7 +169,7 @@ def assert_valid(case):
     again = columns(case.rule.credit(inputs))
     for name, values_S in columns(case.credit).items():
         assert np.array_equal(values_S, again[name], equal_nan=True), name
-    for before, after in ((case.inputs, inputs), (case.inputs.batch, inputs.batch)):
+    for before, after in ((case.inputs.rewards, inputs.rewards), (case.inputs.batch, inputs.batch)):
         for field in fields(before):
             values = getattr(before, field.name)
             if isinstance(values, np.ndarray):
@@ -192,7 +188,7 @@ def assert_independent_of_order_names_and_masked_trajectories(case):
         for trajectory in case.trajectories
     ]
     case.assert_same(renamed)
-    others, kept_S = [*case.trajectories], ~case.inputs.masked_S
+    others, kept_S = [*case.trajectories], ~case.inputs.rewards.masked_S
     for n in {*range(len(others))} - {*case.inputs.batch.trajectory_of_step[kept_S].tolist()}:
         for k in range(len([*changes(others[n])])):
             others[n] = [*changes(others[n])][k][1]
@@ -200,15 +196,15 @@ def assert_independent_of_order_names_and_masked_trajectories(case):
 
 
 def assert_changes_have_declared_effects(case):
-    """Check `reached_S`, `pays_own`, and the independence of trajectories unless the rule compares them."""
+    """Check `reached_S`, `pays_scores`, and the independence of trajectories unless the rule compares them."""
     before_S, trajectory_S = total(case.credit), case.inputs.batch.trajectory_of_step
-    compares = case.rule.relative or case.rule.expects or case.inputs.failed_S.any()  # failed: a mean of others
+    compares = case.rule.relative or case.rule.learns or case.inputs.rewards.failed_S.any()  # failed: a mean of others
     for n, index, credit in case.changed:
         bit, moved_S = SIGNAL if index is not None else SIGNAL | OUTCOME, differs(before_S, total(credit))
         # The bits may be set before or after the change: the change may open a gate for new credit.
         reached_S = (case.credit.reached_S & bit == bit) | (credit.reached_S & bit == bit)
         assert reached_S[moved_S & (trajectory_S == n)].all()
-        if index is not None and not case.rule.pays_own:  # steps with failed scores are trained on
+        if index is not None and not case.rule.pays_scores:  # steps with failed scores are trained on
             s = np.flatnonzero(trajectory_S == n)[index]
             assert not differs(case.credit.own_S[s], credit.own_S[s])
         assert compares or not (moved_S & (trajectory_S != n)).any()
@@ -216,29 +212,23 @@ def assert_changes_have_declared_effects(case):
 
 def assert_assigned_and_explained(case):
     assigned = assign(case.inputs.batch, case.options)
-    assert np.array_equal(assigned.credit_S, total(case.credit))
+    assert np.array_equal(assigned.credit.total_S, total(case.credit))
     if case.credit.gate_S is not None:  # by the formula
         batch = case.inputs.batch
-        passed_S = shares(parent_counts(batch)) * case.credit.gate_S * (case.credit.own_S + case.credit.received_S)
+        passed_S = batch.share_of_step * case.credit.gate_S * (case.credit.own_S + case.credit.received_S)
         sums_S = np.bincount(batch.edge_parent, passed_S[batch.edge_child], batch.n_steps)
         assert not differs(case.credit.received_S, case.options.gamma * sums_S).any()
     for s in range(case.inputs.batch.n_steps):
-        assert explain(assigned, s).replay() == assigned.advantage_S[s]
+        assert explain(assigned, s).replay() == assigned.advantage.advantage_S[s]
 
 
 @pytest.mark.parametrize("name", PROPAGATION_RULES.names())
 def test_every_rule_conforms(name, monkeypatch):
     monkeypatch.setattr(posteriors, "_ROUNDS", 3)  # for speed: no property depends on it
-    rule = PROPAGATION_RULES[name]
-    needed = {"adv_estimator": "relative", "group_by": "task"} if rule.relative else {}
-    # Registered once: after each removal, the next look-up reads the entry points of all distributions.
-    with registered(PROPAGATION_RULES, "capture"):
-        PROPAGATION_RULES.add(
-            "capture", PropagationRule(capture, rule.expects, relative=rule.relative, expects=rule.expects)
-        )
-        for trajectories, chosen in product(batches(), OPTIONS):
-            case = Case(rule, trajectories, CreditOptions(propagation=name, **chosen | needed))
-            assert_valid(case)
-            assert_independent_of_order_names_and_masked_trajectories(case)
-            assert_changes_have_declared_effects(case)
-            assert_assigned_and_explained(case)
+    needed = {"adv_estimator": "relative"} if PROPAGATION_RULES[name].relative else {}
+    for trajectories, chosen in product(batches(), OPTIONS):
+        case = Case(trajectories, credit_options(name, **chosen | needed))
+        assert_valid(case)
+        assert_independent_of_order_names_and_masked_trajectories(case)
+        assert_changes_have_declared_effects(case)
+        assert_assigned_and_explained(case)

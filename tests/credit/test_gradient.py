@@ -13,9 +13,10 @@ from math import exp, prod
 import numpy as np
 import pytest
 
-from creditflow.credit import Assignment, CreditOptions, assign
+from creditflow.credit import CreditOptions, assign
+from creditflow.credit.groups import LEVEL_NAMES
 from creditflow.data import Floats, TrajectoryBatch
-from tests.builders import batch_of, make_trajectory, step
+from tests.builders import batch_of, credit_options, make_trajectory, step
 
 # ---- the task --------------------------------------------------------------------------------------------------------
 
@@ -167,19 +168,19 @@ def options(**more: object) -> CreditOptions:
         "outcome_to": "answer",
         "group_by": "task_agent_turn",
     }
-    return CreditOptions(**{**chosen, **more})
+    return credit_options(**{**chosen, **more})
 
 
 def assigned(chosen: CreditOptions) -> Advantages:
     def advantages(groups: Sequence[Group]) -> Sequence[float]:
         a = assign(batch(groups), chosen)
-        within_task = [Assignment.level_names.index(level) for level in (chosen.group_by, "task_agent")]
+        within_task = [LEVEL_NAMES.index(level) for level in (chosen.group_by, "task_agent")]
         # Frozen steps are not trained, and other steps may lose all their peers: no baseline (-1), no advantage.
-        found = a.level_S >= 0
-        assert np.isin(a.level_S[found], within_task).all()
-        assert found.all() or chosen.on_closed_gate == "freeze"
-        assert not a.advantage_S[~found].any()
-        return a.advantage_S.tolist()
+        found = a.groups.level_S >= 0
+        assert np.isin(a.groups.level_S[found], within_task).all()
+        assert found.all() or a.credit.frozen_S is not None
+        assert not a.advantage.advantage_S[~found].any()
+        return a.advantage.advantage_S.tolist()
 
     return advantages
 
@@ -248,7 +249,7 @@ DEFAULTS = {
     "sub_reward_origin": 1.0,
     "outcome_to": "all",
 }
-PER_TURN = {"propagation": "mt_grpo", "adv_estimator": "relative", "group_by": "task"}
+PER_TURN = {"propagation": "mt_grpo", "adv_estimator": "relative"}
 """The construction of verl's issue 7244."""
 GROUP = 3
 MOVED: dict[str, tuple[dict[str, object], float, float]] = {
@@ -267,7 +268,7 @@ MOVED: dict[str, tuple[dict[str, object], float, float]] = {
 def test_gradient_bias_has_the_recorded_size(name):
     more, direction, size = MOVED[name]
     chosen = options(**more)
-    true = gradient(POLICY, lambda path, position: return_to_go(path, position, chosen.sub_reward_origin))
+    true = gradient(POLICY, lambda path, position: return_to_go(path, position, chosen.propagation.sub_reward_origin))
     found = expected_gradient(POLICY, GROUP, assigned(chosen))
     assert (cosine(found, true), length(found, true)) == pytest.approx((direction, size), abs=5e-4)
 

@@ -1,16 +1,14 @@
 """The findings of `check_groups`, and batches without findings."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from creditflow.credit import CreditOptions, assign, check_groups
+from creditflow.credit import assign, check_groups
 from creditflow.credit.analysis.linter import idle_gate
 from creditflow.credit.analysis.metrics import credit_metrics
 from creditflow.data import Score
 from creditflow.monitoring.notices import idle_gate_summary
-from tests.builders import batch_of, credited, make_trajectory, step
+from tests.builders import batch_of, credit_options, credited, make_trajectory, step
 
 
 def sound():
@@ -21,7 +19,7 @@ def sound():
 
 
 def findings(*trajectories, **chosen):
-    return check_groups(batch_of(*trajectories), CreditOptions(**{"propagation": "threshold", **chosen}))
+    return check_groups(batch_of(*trajectories), credit_options(**{"propagation": "threshold", **chosen}))
 
 
 def codes(*trajectories, **chosen):
@@ -94,7 +92,7 @@ def test_starved_gates_and_failed_steps_agree():
         "every gate of the 1 scored steps of write is closed (its 1 steps whose scoring failed are"
     )
     assert message.endswith(
-        "its best sub-reward is 0.25, its threshold 0.5. Lower algorithm.propagation_threshold, or use {kind: quantile}"
+        "its best sub-reward is 0.25, its threshold 0.5. Lower algorithm.propagation.theta, or use {kind: quantile}"
     )
 
 
@@ -122,27 +120,27 @@ def chain(*rewards):
         ((0.75, 0.25), {}, None, ""),
         ((1.0, 0.0), {"sub_reward_origin": 0.0}, "gates_open", "closed gates stop nothing: no credit comes to them"),
         ((1.0, 0.25), {"sub_reward_origin": 0.0}, None, ""),
-        ((1.0, 0.0), {"propagation": "none"}, None, ""),
+        ((1.0, 0.0), {"propagation": "own"}, None, ""),
         ((1.0, 0.0), {"on_closed_gate": "freeze"}, None, ""),
     ],
 )
 def test_idle_gate_gives_the_reason(rewards, options, code, reason):
-    chosen = CreditOptions(**{"propagation": "threshold", **options})
+    rule = options.pop("propagation", "threshold")
     batch = batch_of(*chain(*rewards))
-    assigned = assign(batch, chosen)
+    assigned = assign(batch, credit_options(rule, **options))
     finding = idle_gate(assigned)
     assert (finding.code if finding else None) == code
     if finding is not None:
         assert finding.message.startswith("this gate changes no credit")
         assert reason in finding.message
     same = {
-        rule: np.array_equal(assign(batch, replace(chosen, propagation=rule)).credit_S, assigned.credit_S)
-        for rule in ("none", "discounted")
+        other: np.array_equal(assign(batch, credit_options(other, **options)).credit.total_S, assigned.credit.total_S)
+        for other in ("own", "discounted")
     }
-    if chosen.propagation == "threshold" and chosen.on_closed_gate == "cut":
-        assert same["none"] == (code == "nothing_flows")
+    if rule == "threshold" and "on_closed_gate" not in options:
+        assert same["own"] == (code == "nothing_flows")
         assert code == "nothing_flows" or same["discounted"] == (code == "gates_open")
-        assert (credit_metrics(assigned)["propagation/moved"] == 0.0) == same["none"]
+        assert (credit_metrics(assigned)["propagation/moved"] == 0.0) == same["own"]
 
 
 def test_single_steps_have_no_idle_gate():

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from creditflow.credit import CreditOptions, assign, unreached_agents
+from creditflow.credit import assign, unreached_agents
 from creditflow.credit.analysis.metrics import batch_stats, credit_metrics
 from creditflow.credit.groups import describe
 from creditflow.data import Score
-from tests.builders import batch_of, credited, make_trajectory, step
+from tests.builders import batch_of, credit_options, credited, make_trajectory, step
 from tests.credit.strategies import options, trajectories
 
 
@@ -83,14 +83,14 @@ def test_credit_explained_var_uses_the_final_credit():
         )
     )
     chosen = {"adv_estimator": "gae", "outcome_to": "answer", "propagation": "discounted"}
-    credit_T = assign(batch, CreditOptions(**chosen, lam=1.0), values_T=np.zeros(len(batch.response_ids))).returns_T
+    credit_T = assign(batch, credit_options(**chosen, lam=1.0), values_T=np.zeros(len(batch.response_ids))).returns_T
     key = "critic/credit_explained_var"
     for lam in (0.0, 0.5, 1.0):
-        options = CreditOptions(**chosen, lam=lam)
+        options = credit_options(**chosen, lam=lam)
         assert credit_metrics(assign(batch, options, values_T=credit_T))[key] == pytest.approx(1.0)
         half = credit_metrics(assign(batch, options, values_T=0.5 * credit_T))[key]
         assert half == pytest.approx(0.75)
-    assert key not in credit_metrics(assign(batch, CreditOptions(propagation="threshold")))
+    assert key not in credit_metrics(assign(batch, credit_options(propagation="threshold")))
 
 
 def unscored_planner(n, r, outcome=1.0):
@@ -125,7 +125,7 @@ def test_reach_is_the_share_of_trajectories_with_a_signal(chosen, reach):
 
 def test_right_child_with_credit_0_counts_as_a_signal():
     assigned = credited(make_trajectory("t", [step("plan"), step("write", 1.0)]))
-    assert assigned.received_S[0] == 0.0
+    assert assigned.credit.received_S[0] == 0.0
     assert unreached_agents(assigned) == ()
 
 
@@ -141,7 +141,7 @@ def test_substitute_for_a_failed_score_gives_no_reach():
 
 @given(trajectories(), options())
 def test_metrics_are_finite_and_shares_are_in_0_to_1(trajectories, chosen):
-    for name, value in metrics(*trajectories, **vars(chosen)).items():
+    for name, value in credit_metrics(assign(batch_of(*trajectories), chosen)).items():
         assert isinstance(value, float)
         assert math.isfinite(value)
         if not name.startswith(("credit/mean", "groups/", "propagation/threshold")):
@@ -165,11 +165,11 @@ def test_batch_stats_pool_the_spread_over_groups(trajectories, chosen):
     a = assign(batch_of(*trajectories), chosen)
     level = chosen.group_by if "agent" in chosen.group_by else "task_agent"
     rewards, groups = defaultdict(list), defaultdict(lambda: defaultdict(list))
-    for s in np.flatnonzero(a.scored_S & ~a.masked_S & ~np.isnan(a.sub_reward_S)).tolist():
+    for s in np.flatnonzero(a.rewards.scored_S & ~a.rewards.masked_S & ~np.isnan(a.rewards.sub_reward_S)).tolist():
         agent = a.batch.agent_names[a.batch.agent_of_step[s]]
-        rewards[agent].append(a.sub_reward_S[s])
-        key = describe(a.batch, level, s, int(a.stratum_S[s]))
-        groups[agent, key][a.batch.trajectory_of_step[s]].append(a.sub_reward_S[s])
+        rewards[agent].append(a.rewards.sub_reward_S[s])
+        key = describe(a.batch, level, s, int(a.rewards.stratum_S[s]))
+        groups[agent, key][a.batch.trajectory_of_step[s]].append(a.rewards.sub_reward_S[s])
     squares, freedom = Counter(), Counter()
     for (agent, _), members in groups.items():
         if len(members) > 1:

@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from creditflow.credit import CreditOptions, assign, check_groups, explain
+from creditflow.credit import assign, check_groups, explain
 from creditflow.credit.analysis.metrics import credit_metrics
-from creditflow.credit.decompose import outcomes
+from creditflow.credit.rewards import read_rewards
 from creditflow.data import Score, TrajectoryBatch
 from creditflow.errors import BatchError
-from tests.builders import batch_of, credited, make_trajectory, step
+from tests.builders import batch_of, credit_options, credited, make_trajectory, step
 from tests.oracle.credit_oracle import credit_rows
 
 
@@ -29,31 +29,26 @@ GAMES = (game("t0", 1.0, 0.0), game("t1", 0.0, 1.0, scores=(0.5, 0.5, 1.0, 0.0))
     [
         ({"propagation": "identical"}, [1.0, 0.0, 1.0, 0.0]),
         ({"propagation": "uniform"}, [0.25, 0.0, 0.25, 0.0]),
-        ({"propagation": "none", "w_o": 2.0}, [2.0, 0.0, 2.0, 0.0]),
-        ({"propagation": "none", "outcome_to": "answer"}, [0.0, 0.0, 0.5, 0.0]),
+        ({"propagation": "own", "w_o": 2.0}, [2.0, 0.0, 2.0, 0.0]),
+        ({"propagation": "own", "outcome_to": "answer"}, [0.0, 0.0, 0.5, 0.0]),
         ({"propagation": "discounted", "outcome_to": "answer"}, [0.25, 0.0, 0.5, 0.0]),
         ({"propagation": "threshold", "outcome_to": "answer", "propagation_threshold": 0.6}, [0.0, 0.0, 0.5, 0.0]),
     ],
 )
 def test_players_of_a_game_get_opposite_outcomes(keys, paid):
     """White wins and black loses; the common outcome of 0.5 reaches neither."""
-    chosen = CreditOptions(**{"propagation": "threshold", "w_r": 0.0, "gamma": 0.5, **keys})
-    assert assign(batch_of(*GAMES), chosen).credit_S[:4].tolist() == paid
+    chosen = credit_options(**{"propagation": "threshold", "w_r": 0.0, "gamma": 0.5, **keys})
+    assert assign(batch_of(*GAMES), chosen).credit.total_S[:4].tolist() == paid
     assert [row.credit for row in credit_rows(GAMES, chosen)][:4] == paid
-
-
-def test_agent_without_an_own_outcome_has_the_common_one():
-    trajectory = make_trajectory("t", [step("a"), step("b")], 0.5, outcomes={"b": 1.0, "absent": 0.0})
-    assert credited(trajectory, propagation="identical").credit_S.tolist() == [0.5, 1.0]
 
 
 def test_failed_outcome_masks_the_steps_of_its_agent_alone():
     failed = game("t0", "failed", 1.0)
     assigned = credited(failed, *GAMES[1:], propagation="identical", group_by="task_agent")
-    assert assigned.trained_S.tolist() == [False, True, False, True] + [True] * 8
-    assert assigned.masked_S.tolist() == [True, False, True, False] + [False] * 8
-    assert not assigned.masked_N.any()
-    assert assigned.group_size_S[:4].tolist() == [0, 3, 0, 3]
+    assert assigned.groups.trained_S.tolist() == [False, True, False, True] + [True] * 8
+    assert assigned.rewards.masked_S.tolist() == [True, False, True, False] + [False] * 8
+    assert not assigned.rewards.masked_N.any()
+    assert assigned.groups.group_size_S[:4].tolist() == [0, 3, 0, 3]
     note = explain(assigned, 0).operations[-1].note
     assert note == "it is masked: the outcome of white could not be scored"
 
@@ -61,26 +56,24 @@ def test_failed_outcome_masks_the_steps_of_its_agent_alone():
 def test_failed_common_outcome_masks_agents_without_an_own_one():
     trajectory = make_trajectory("t", [step("a"), step("b")], "failed", outcomes={"b": 1.0})
     assigned = credited(trajectory, propagation="identical")
-    assert assigned.masked_S.tolist() == [True, False]
-    assert assigned.masked_N.tolist() == [False]
-    assert assigned.credit_S.tolist() == [0.0, 1.0]
+    assert assigned.rewards.masked_S.tolist() == [True, False]
+    assert assigned.rewards.masked_N.tolist() == [False]
+    assert assigned.credit.total_S.tolist() == [0.0, 1.0]
 
 
 def test_failed_outcomes_of_all_agents_mask_the_trajectory():
     assigned = credited(game("t0", "failed", "timeout"), *GAMES[1:])
-    assert assigned.masked_N.tolist() == [True, False, False]
+    assert assigned.rewards.masked_N.tolist() == [True, False, False]
     assert [finding.code for finding in check_groups(assigned.batch)].count("masked_trajectories") == 1
 
 
 def test_failed_or_truncated_trajectory_is_masked_whole():
     failed, truncated = game("t0", 1.0, 0.0, status="failed"), game("t1", 1.0, 0.0, status="truncated")
-    result = outcomes(
-        batch_of(failed, truncated, *GAMES[2:]), CreditOptions(propagation="threshold", mask_truncated=True)
-    )
-    assert result.masked_S.tolist() == [True] * 8 + [False] * 4
-    assert result.masked_N.tolist() == [True, True, False]
-    kept = outcomes(batch_of(truncated), CreditOptions(propagation="threshold"))
-    assert (kept.value_S.tolist(), kept.known_S.all()) == ([1.0, 0.0, 1.0, 0.0], True)
+    rewards = read_rewards(batch_of(failed, truncated, *GAMES[2:]), credit_options(mask_truncated=True))
+    assert rewards.masked_S.tolist() == [True] * 8 + [False] * 4
+    assert rewards.masked_N.tolist() == [True, True, False]
+    kept = read_rewards(batch_of(truncated), credit_options())
+    assert (kept.outcome_S.tolist(), kept.known_S.all()) == ([1.0, 0.0, 1.0, 0.0], True)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +91,7 @@ def test_failed_or_truncated_trajectory_is_masked_whole():
 def test_wrong_outcome_of_an_agent_is_refused(outcomes, message):
     batch = batch_of(game("t0", 1.0, 0.0))
     with pytest.raises(BatchError, match=message):
-        assign(replace(batch, outcomes_of_agents=(outcomes,)), CreditOptions(propagation="threshold"))
+        assign(replace(batch, outcomes_of_agents=(outcomes,)), credit_options(propagation="threshold"))
 
 
 def test_failed_outcome_of_the_answer_trains_no_step_before_it():
@@ -108,7 +101,7 @@ def test_failed_outcome_of_the_answer_trains_no_step_before_it():
     rest = [make_trajectory(f"t{n}", steps, float(n > 1)) for n in (1, 2)]
     for outcome_to, trained in (("answer", False), ("all", True)):
         assigned = credited(failed, *rest, outcome_to=outcome_to, propagation="discounted")
-        assert assigned.trained_S.tolist() == [trained, False] + [True] * 4
+        assert assigned.groups.trained_S.tolist() == [trained, False] + [True] * 4
     note = explain(credited(failed, *rest, outcome_to="answer"), 0).operations[-1].note
     assert note == "the outcome of a later answer step's agent could not be scored"
     codes = [finding.code for finding in check_groups(batch_of(failed, *rest))]
@@ -123,18 +116,18 @@ def test_outcome_is_found_in_a_batch_of_many_trajectories():
     own = tuple({"agent_0": Score(0.25)} if i == 19_000 else {} for i in range(n))
     narrow = {"trajectory_of_step": np.arange(n, dtype=np.int16), "agent_of_step": np.zeros(n, dtype=np.int8)}
     batch = replace(batch, agent_names=("agent_0", "other"), outcomes_of_agents=own, **narrow)
-    assigned = assign(batch, CreditOptions(propagation="identical"))
-    assert assigned.credit_S[19_000] == 0.25
+    assigned = assign(batch, credit_options(propagation="identical"))
+    assert assigned.credit.total_S[19_000] == 0.25
     assert credit_metrics(assigned)["credit/mean/agent_0"] == pytest.approx(1 - 0.75 / n)
 
 
 def test_explanation_names_the_agent_of_the_outcome():
-    assigned = credited(*GAMES, propagation="none")
+    assigned = credited(*GAMES, propagation="own")
     outcome = next(operation for operation in explain(assigned, 1).operations if operation.name == "outcome")
     assert (outcome.value, outcome.note) == (0.0, "of black")
     shared = explain(credited(*GAMES, propagation="identical"), 1).operations
     assert "what identical gives every step of black" in [operation.note for operation in shared]
-    common = credited(make_trajectory("t", [step("a")], 1.0), propagation="none")
+    common = credited(make_trajectory("t", [step("a")], 1.0), propagation="own")
     assert next(operation for operation in explain(common, 0).operations if operation.name == "outcome").note == ""
 
 
@@ -142,7 +135,7 @@ def test_outcome_that_flows_to_an_opponent_is_reported():
     steps = [step("pro", 1.0), step("con", 1.0)]
     debates = [make_trajectory(f"t{n}", steps, 0.5, outcomes={"pro": n, "con": 1 - n}) for n in range(2)]
     batch = batch_of(*debates)
-    to_answer = CreditOptions(propagation="threshold", outcome_to="answer")
+    to_answer = credit_options(propagation="threshold", outcome_to="answer")
     messages = {finding.code: finding.message for finding in check_groups(batch, to_answer)}
     assert "the outcome of con flows to pro, whose outcome differs" in messages["outcome_of_another"]
     others = [*check_groups(batch), *check_groups(batch_of(*GAMES), to_answer)]

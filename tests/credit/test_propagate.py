@@ -1,18 +1,20 @@
 """Propagation rules: numbers by hand, conservation, and the registry."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
-from creditflow.credit import Credit, CreditOptions, PropagationInput, assign, propagation_rule
+from creditflow.credit import Credit, Rule, RuleInput, assign, propagation_rule
 from creditflow.credit.records import PROPAGATION_RULES, compared_rules
 from creditflow.data import Score, TrajectoryBatch
 from creditflow.errors import ConfigError
-from tests.builders import credited, make_trajectory, step
+from tests.builders import credit_options, credited, make_trajectory, step
 from tests.credit.strategies import registered
 
 
 def credit(trajectory, **chosen):
-    return credited(trajectory, **chosen).credit_S.tolist()
+    return credited(trajectory, **chosen).credit.total_S.tolist()
 
 
 CHAIN = make_trajectory("t", [step("plan", 0.75), step("write", 0.25), step("verify", 1.0)], 1.0)
@@ -23,8 +25,8 @@ CHAIN = make_trajectory("t", [step("plan", 0.75), step("write", 0.25), step("ver
     [
         ("identical", "all", 1.0, [1.0, 1.0, 1.0]),
         ("uniform", "all", 1.0, [1 / 3, 1 / 3, 1 / 3]),
-        ("none", "all", 1.0, [0.75, 0.25, 1.0]),
-        ("none", "answer", 0.0, [0.75, 0.25, 2.0]),
+        ("own", "all", 1.0, [0.75, 0.25, 1.0]),
+        ("own", "answer", 0.0, [0.75, 0.25, 2.0]),
         # gamma 1/2: verify -> 0; write -> -3/4; plan -> -1/4 + (-3/4)/2; plus 1 for all.
         ("discounted", "all", 1.0, [0.375, 0.25, 1.0]),
         # verify -> 1 + 1; write -> 1/4 + 2/2; plan -> 3/4 + (5/4)/2.
@@ -45,26 +47,6 @@ def test_fully_linked_trajectory_does_not_count_paths():
     assert got[0] == pytest.approx(40.0)  # conservation: the only root receives all credit
 
 
-def test_outcome_goes_to_answer_steps_or_the_last_step():
-    steps = [step("a"), step("b"), step("c")]
-    shares = {"propagation": "none", "outcome_to": "answer"}
-    assert credit(make_trajectory("t", steps, 1.0), **shares) == [0.0, 0.0, 1.0]
-    assert credit(make_trajectory("t", steps, 1.0, answer_steps=(0, 1)), **shares) == [0.5, 0.5, 0.0]
-
-
-def test_weights_scale_sub_rewards_and_outcome():
-    plain = make_trajectory("t", [step("a", 0.25)], 0.5)
-    assert credit(plain, propagation="none", w_r=2.0, w_o=3.0, sub_reward_origin=0.0) == [2.0 * 0.25 + 3.0 * 0.5]
-
-
-def test_shared_reward_can_include_sub_rewards():
-    same = {"shared_reward": "outcome_plus_mean_sub_reward", "sub_reward_origin": 0.0}
-    two = make_trajectory("t", [step("a", 0.5), step("b", 1.0), step("c")], 1.0)
-    assert credit(two, propagation="identical", **same) == [1.75, 1.75, 1.75]
-    assert credit(two, propagation="uniform", **same) == pytest.approx([1.75 / 3] * 3)
-    assert credit(two, propagation="identical", w_o=2.0, w_r=4.0, **same) == [5.0, 5.0, 5.0]
-
-
 def test_trajectory_of_seventy_thousand_steps():
     n = 70_000
     long = TrajectoryBatch.from_arrays(
@@ -73,29 +55,31 @@ def test_trajectory_of_seventy_thousand_steps():
         outcome=np.ones(1),
         scores=np.ones((n, 1)),
     )
-    a = assign(long, CreditOptions(propagation="threshold", gamma=1.0, sub_reward_origin=0.0, group_by="task"))
-    assert a.credit_S[0] == 70_001.0
+    a = assign(long, credit_options(propagation="threshold", gamma=1.0, sub_reward_origin=0.0, group_by="task"))
+    assert a.credit.total_S[0] == 70_001.0
 
 
 def test_custom_rule_is_registered_by_name():
-    @propagation_rule("last_only", pays_own=False)
-    def last_only(inputs: PropagationInput) -> Credit:
-        nothing = np.zeros_like(inputs.paid_S)
-        shared = np.where(inputs.batch.is_answer, inputs.outcome_S, 0.0)
-        return Credit(nothing, nothing, shared, nothing, inputs.batch.is_answer)
+    @propagation_rule("last_only")
+    @dataclass(frozen=True)
+    class LastOnly(Rule):
+        def credit(self, inputs: RuleInput) -> Credit:
+            zero_S = np.zeros(inputs.batch.n_steps)
+            shared_S = np.where(inputs.batch.is_answer, inputs.rewards.outcome_S, 0.0)
+            return Credit(zero_S, zero_S, shared_S, inputs.batch.is_answer)
 
     with registered(PROPAGATION_RULES, "last_only"):
         trajectory = make_trajectory("t", [step("a", Score(0.0, status="failed")), step("b")], 1.0, answer_steps=(1,))
         assert credit(trajectory, propagation="last_only") == [0.0, 1.0]
         with pytest.raises(ConfigError, match=r"algorithm\.propagation: expected a new name, got 'last_only'"):
-            propagation_rule("last_only")(last_only)
+            propagation_rule("last_only")(LastOnly)
 
 
 def test_unknown_rule_error_lists_the_known_ones():
-    names = "discounted, gagpo, gigpo, identical, irc, mt_grpo, none, posterior, threshold, uniform"
+    names = "calibrated, discounted, gagpo, gigpo, identical, irc, mt_grpo, own, posterior, threshold, uniform"
     with pytest.raises(ConfigError, match=f"expected one of {names}, got 'x'"):
         PROPAGATION_RULES["x"]
 
 
 def test_compared_rules_begin_with_the_baseline():
-    assert compared_rules() == ("identical", "none", "discounted", "threshold", "posterior")
+    assert compared_rules() == ("identical", "own", "discounted", "threshold", "posterior")

@@ -5,11 +5,10 @@ import random
 import numpy as np
 import pytest
 
-from creditflow.credit import CreditOptions, assign, explain
-from creditflow.credit.presets import PRESETS
+from creditflow.config.presets import PRESETS
+from creditflow.credit import assign, explain
 from creditflow.data import Score
-from creditflow.errors import ConfigError
-from tests.builders import batch_of, make_trajectory, step
+from tests.builders import batch_of, credit_options, make_trajectory, step
 from tests.oracle import published
 
 RULES = ("gagpo", "gigpo", "irc", "mt_grpo")
@@ -22,7 +21,9 @@ def options(preset, **changes):
     """The credit options of a preset, with neutral origin and weights."""
     of_credit = {key: value for key, value in PRESETS[preset].options.items() if key.startswith("algorithm.")}
     chosen = {key.removeprefix("algorithm."): value for key, value in of_credit.items()}
-    return CreditOptions(**({"sub_reward_origin": 0.0} | chosen | changes))
+    spec = chosen.pop("propagation")
+    spec = {"rule": spec} if isinstance(spec, str) else dict(spec)
+    return credit_options(spec.pop("rule"), **({"sub_reward_origin": 0.0} | chosen | spec | changes))
 
 
 GRAPHS = {"chain": None, "diamond": [(), (0,), (0,), (1, 2)]}
@@ -77,13 +78,13 @@ def rows(trajectories):
 
 
 def near(assigned, expected):
-    np.testing.assert_allclose(assigned.advantage_S, expected, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(assigned.advantage.advantage_S, expected, rtol=0, atol=1e-12)
 
 
 def explained(assigned):
     """Check that every explanation gives the advantage, bit for bit."""
     for s in range(assigned.batch.n_steps):
-        assert explain(assigned, s).replay() == assigned.advantage_S[s]
+        assert explain(assigned, s).replay() == assigned.advantage.advantage_S[s]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -142,8 +143,8 @@ def test_gagpo_needs_a_prior_where_no_state_occurs_twice():
         make_trajectory(f"{n}", [step("solver", prompt=f"state {n} {k}") for k in range(2)], outcome=float(n % 2))
         for n in range(4)
     ]
-    assert not assign(batch_of(*trajectories), options("gagpo", value_prior=0.0, gamma=1.0)).advantage_S.any()
-    assert assign(batch_of(*trajectories), options("gagpo", gamma=1.0)).advantage_S.all()
+    assert not assign(batch_of(*trajectories), options("gagpo", value_prior=0.0, gamma=1.0)).advantage.advantage_S.any()
+    assert assign(batch_of(*trajectories), options("gagpo", gamma=1.0)).advantage.advantage_S.all()
 
 
 def test_irc_gives_no_weight_to_scores_without_correlation():
@@ -153,28 +154,23 @@ def test_irc_gives_no_weight_to_scores_without_correlation():
         for values in (scores, [None] * 4)
     )
     first, second = (assign(batch_of(*trajectories), options("irc")) for trajectories in (scored, unscored))
-    near(first, second.advantage_S)
+    near(first, second.advantage.advantage_S)
 
 
 def test_step_alone_at_its_state_has_the_part_of_its_episode():
     trajectories = [
         make_trajectory(f"{n}", [step("solver", 0.5, prompt=f"state {n}")], outcome=float(n)) for n in range(3)
     ]
-    advantage_S = assign(batch_of(*trajectories), options("gigpo")).advantage_S
+    advantage_S = assign(batch_of(*trajectories), options("gigpo")).advantage.advantage_S
     np.testing.assert_allclose(advantage_S, [-1 / (1 + 1e-6), 0.0, 1 / (1 + 1e-6)], atol=1e-12)
 
 
-def test_options_that_relative_rules_need_are_checked():
-    with pytest.raises(ConfigError, match=r"adv_estimator: gigpo compares trajectories itself: expected relative"):
-        CreditOptions(propagation="gigpo").validate()
-    with pytest.raises(ConfigError, match=r"adv_estimator: relative has no baseline"):
-        CreditOptions(propagation="threshold", adv_estimator="relative").validate()
-    with pytest.raises(ConfigError, match=r"group_by: gigpo compares the steps of a task in its own groups"):
-        CreditOptions(propagation="gigpo", adv_estimator="relative").validate()
-    with pytest.raises(ConfigError, match=r"decomp_granularity: gigpo compares whole steps"):
-        options("gigpo", decomp_granularity="token_level").validate()
-    with pytest.raises(ConfigError, match=r"step_weight: has no effect with propagation: none; leave it out, or set"):
-        CreditOptions(propagation="none").refuse_ignored(["step_weight"])
+def test_rules_compare_the_turns_of_a_task():
+    """Each turn has the same credit in every trajectory, so that groups by turn would be tied."""
+    twice = [step("solver", 1.0, prompt="state"), step("solver", 1.0, prompt="state")]
+    assigned = assign(batch_of(*(make_trajectory(f"{n}", twice, 1.0) for n in range(2))), options("gigpo"))
+    assert (assigned.advantage.advantage_S[::2] > 0).all()
+    assert (assigned.advantage.advantage_S[1::2] < 0).all()
 
 
 def test_steps_upstream_of_a_lost_outcome_are_not_trained():
@@ -184,4 +180,4 @@ def test_steps_upstream_of_a_lost_outcome_are_not_trained():
         make_trajectory("a", steps, outcome=1.0, outcomes=lost),
         *(make_trajectory(str(n), steps, outcome=float(n)) for n in range(2)),
     ]
-    assert assign(batch_of(*trajectories), options("gigpo")).trained_S.tolist() == [False] * 2 + [True] * 4
+    assert assign(batch_of(*trajectories), options("gigpo")).groups.trained_S.tolist() == [False] * 2 + [True] * 4

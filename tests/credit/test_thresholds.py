@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from creditflow.credit.rules.threshold import _thetas as thetas
 from creditflow.credit.thresholds.base import (
     THRESHOLDS,
     BatchStats,
     make_threshold,
     open_starved,
-    thetas,
     threshold_kind,
 )
 from creditflow.credit.thresholds.fixed import Fixed
@@ -87,7 +87,7 @@ def test_fixed_threshold_can_differ_by_agent():
 
 
 def test_fixed_threshold_rejects_agents_outside_the_team():
-    with pytest.raises(UnknownAgentError, match=r"threshold\.agents: .* got 'verifyer' \(did you mean 'verifier'\?\)"):
+    with pytest.raises(UnknownAgentError, match=r"theta\.agents: .* got 'verifyer' \(did you mean 'verifier'\?\)"):
         make_threshold({"kind": "fixed", "agents": {"verifyer": 0.7}}, ["planner", "verifier"])
     make_threshold({"kind": "fixed", "agents": {"verifyer": 0.7}})  # the team is unknown
 
@@ -448,14 +448,14 @@ def test_custom_kind_is_registered_by_name():
         ({"kind": ["fixed"]}, ".kind: expected"),
         (
             {"kind": "fixed", "vaule": 1},
-            "expected keys of kind fixed: value, agents; got 'vaule' (did you mean 'value'",
+            "expected keys of kind fixed: agents, value; got 'vaule' (did you mean 'value'",
         ),
-        ({"kind": "fixed", "team": ["a"]}, "expected keys of kind fixed: value, agents; got 'team'"),
+        ({"kind": "fixed", "team": ["a"]}, "expected keys of kind fixed: agents, value; got 'team'"),
         ({"kind": "tuned", "range": [0, 1]}, "expected keys of kind tuned"),
         ({"kind": "quantile", "_tracked": {}}, "expected keys of kind quantile"),
         ({"kind": "fixed", "value": True}, ".value: expected a finite number, got True"),
         ({"kind": "fixed", "agents": {"a": "0.5"}}, ".agents.a: expected a finite number, got '0.5'"),
-        ({"kind": "fixed", "agents": ["a"]}, ".agents: expected a mapping from agent to number, got ['a']"),
+        ({"kind": "fixed", "agents": ["a"]}, ".agents: expected a mapping by agent, got ['a']"),
         ({"kind": "tuned", "initial": None}, ".initial: expected a finite number, got None"),
         ({"kind": "tuned", "initial": 0.3}, ".lower_to: expected at most initial = 0.3, got 0.4"),
         ({"kind": "tuned", "patience_epochs": 0}, ".patience_epochs: expected a whole number of at least 1, got 0"),
@@ -467,8 +467,8 @@ def test_custom_kind_is_registered_by_name():
         ({"kind": "noise", "range": [0.3, float("nan")]}, ".range: expected two numbers from 0 to 1"),
         ({"kind": "noise", "range": "ab"}, ".range: expected two numbers from 0 to 1"),
         ({"kind": "noise", "range": [0.1, 0.2, 0.3]}, ".range: expected two numbers from 0 to 1"),
-        ({"kind": "noise", "smoothing": 1.0}, ".smoothing: expected a number below 1, got 1.0"),
-        ({"kind": "noise", "smoothing": -0.1}, ".smoothing: expected a number from 0 to 1, got -0.1"),
+        ({"kind": "noise", "smoothing": 1.0}, ".smoothing: expected a number from 0 to below 1, got 1.0"),
+        ({"kind": "noise", "smoothing": -0.1}, ".smoothing: expected a number from 0 to below 1, got -0.1"),
         ({"kind": "noise", "initial": 0.8}, ".initial: expected a number from 0.3 to 0.7, got 0.8"),
         ({"kind": "quantile", "target_pass_rate": 80}, ".target_pass_rate: expected a number from 0 to 1, got 80"),
         ({"kind": "quantile", "floor": -0.1}, ".floor: expected a number from 0 to 1, got -0.1"),
@@ -478,7 +478,7 @@ def test_custom_kind_is_registered_by_name():
 def test_invalid_threshold_raises_with_key_expected_and_got(spec, message):
     with pytest.raises(ConfigError) as error:
         make_threshold(spec)
-    assert str(error.value).startswith("algorithm.propagation_threshold")
+    assert str(error.value).startswith("algorithm.propagation.theta")
     assert message in str(error.value)
 
 

@@ -1,25 +1,22 @@
-"""Terms of token scores in the advantage, and errors for invalid token scores."""
+"""Rewards and terms of token scores, and errors for invalid token scores."""
 
 import tracemalloc
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
-from creditflow.credit import CreditOptions, assign, decompose
-from creditflow.credit.decompose import sub_rewards, token_rewards
-from creditflow.credit.groups import BatchColumns
+from creditflow.credit import assign, rewards
+from creditflow.credit.rewards import read_rewards
 from creditflow.credit.tokens import token_terms
 from creditflow.data import Score
 from creditflow.errors import BatchError, NotFiniteError, ScoreRangeError, ShapeError
-from tests.builders import batch_of, make_trajectory, step
+from tests.builders import batch_of, credit_options, make_trajectory, step
 
-BY_TOKEN = CreditOptions(propagation="threshold", decomp_granularity="token_level")
+BY_TOKEN = credit_options(propagation="threshold", decomp_granularity="token_level")
 
 
 def rho(batch):
-    columns = BatchColumns(batch, np.full(batch.n_steps, -1))
-    return token_rewards(batch, sub_rewards(columns, BY_TOKEN, np.zeros(batch.n_steps, dtype=np.bool_)))
+    return read_rewards(batch, BY_TOKEN).token_score_T
 
 
 def refusal(kind, batch):
@@ -64,13 +61,13 @@ def test_token_reward_is_the_weighted_mean_of_its_scores(mixed):
 @pytest.mark.parametrize("at_once", [1, 2, 3, 5])
 def test_chunk_size_does_not_change_token_rewards(mixed, monkeypatch, at_once):
     expected = rho(mixed).tolist()
-    monkeypatch.setattr(decompose, "_TOKENS_AT_ONCE", at_once)
+    monkeypatch.setattr(rewards, "_TOKENS_AT_ONCE", at_once)
     assert rho(mixed).tolist() == expected
 
 
 @pytest.mark.parametrize("at_once", [1, 1 << 16])
 def test_token_value_outside_its_range_raises(monkeypatch, at_once):
-    monkeypatch.setattr(decompose, "_TOKENS_AT_ONCE", at_once)
+    monkeypatch.setattr(rewards, "_TOKENS_AT_ONCE", at_once)
     message = refusal(ScoreRangeError, two_trajectories((5.0, -4.0)))
     assert message == "step t1.0, score f, token 0: expected a value from 0.0 to 1.0, got 5.0"
     message = refusal(ScoreRangeError, two_trajectories((1.0, -2.0), range=(-1.0, 3.0)))
@@ -120,46 +117,18 @@ def test_raw_score_unlike_its_column_raises(kind, score, message):
     assert refusal(kind, replace(batch, raw_scores=(batch.raw_scores[0], score))) == message
 
 
-def test_token_term_is_the_return_above_the_others_mean():
-    batch = batch_of(
-        make_trajectory("t0", [step("a", Score((1.0, 0.0, 0.5)), tokens=3, response_mask=(1, 0, 1))], 0.0),
-        make_trajectory("t1", [step("a", Score((0.0,)), tokens=1)], 0.0),
-    )
-    terms = assign(batch, replace(BY_TOKEN, norm_adv_by_std_in_grpo=False, gamma_token=0.5, w_r=2.0)).token_term_T
-    part = 2.0 / 1.5  # w_r by the mean length; m is 0 for the first trajectory, 0.75 for the second
-    assert terms.tolist() == pytest.approx([part * (1.0 + 0.5 * 0.5), 0.0, part * 0.5, part * -0.75])
-
-
-def test_scaled_token_terms_are_divided_by_their_spread():
-    batch = batch_of(
-        make_trajectory("t0", [step("a", Score((1.0, 0.5)), tokens=2)], 0.0),
-        make_trajectory("t1", [step("a", Score((0.0,)), tokens=1), step("a", Score((0.25,)), tokens=1)], 0.0),
-    )
-    plain = replace(BY_TOKEN, group_by="agent", norm_adv_by_std_in_grpo=False)
-    u = assign(batch, plain).token_term_T
-    middle = (u[:2].mean() + u[2:].mean()) / 2
-    spread = np.sqrt(2 / 1 * (((u[:2] - middle) ** 2).mean() + ((u[2:] - middle) ** 2).mean()) / 2)
-    scaled = assign(batch, replace(plain, norm_adv_by_std_in_grpo=True)).token_term_T
-    assert scaled.tolist() == pytest.approx((u / (spread + 1e-6)).tolist(), rel=1e-12)
-
-
 def test_equal_token_scores_add_nothing():
     alike = [make_trajectory(f"t{n}", [step("a", Score((0.3, 0.3)), tokens=2)], float(n)) for n in range(3)]
-    assert assign(batch_of(*alike), BY_TOKEN).token_term_T.tolist() == [0.0] * 6
+    assert assign(batch_of(*alike), BY_TOKEN).advantage.token_term_T.tolist() == [0.0] * 6
 
 
 def test_token_terms_use_little_temporary_memory():
     trajectories = [
         make_trajectory(f"t{n}", [step("a", Score((0.1 * n,) * 1000), tokens=1000)], 1.0) for n in range(10)
     ]
-    batch = batch_of(*trajectories)
-    steps = np.ones(batch.n_steps, dtype=np.bool_)
-    rho_T, level_S, stratum_S = rho(batch), np.zeros(batch.n_steps, dtype=np.int64), np.full(batch.n_steps, -1)
-    keys = {"weight": 1.0, "gamma_token": 1.0, "scaled": True}
-    given = (BatchColumns(batch, stratum_S), rho_T, batch.scores[:, 0], steps, level_S)
-    token_terms(*given, **keys)  # compiles
+    assigned = assign(batch_of(*trajectories), BY_TOKEN)  # compiles
     tracemalloc.start()
-    token_terms(*given, **keys)
+    token_terms(assigned.rewards, assigned.groups, BY_TOKEN, scaled=True)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 3 * rho_T.nbytes
+    assert peak < 3 * assigned.rewards.token_score_T.nbytes

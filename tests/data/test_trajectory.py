@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from creditflow.credit import CreditOptions, assign
+from creditflow.credit import assign
 from creditflow.data import Score, Step, Task, Trajectory, TrajectoryBatch, read_parquet, validate, write_parquet
 from creditflow.errors import BatchError, ConfigError
 from tests import builders
-from tests.builders import batch_of, step
+from tests.builders import batch_of, credit_options, step
 
 
 def make_trajectory() -> Trajectory:
@@ -108,7 +108,7 @@ def test_records_of_another_kind_are_refused(trajectories, message):
 
 def test_arguments_of_another_kind_are_refused():
     with pytest.raises(BatchError, match="expected a TrajectoryBatch, got list"):
-        assign([TRAJECTORY], CreditOptions())
+        assign([TRAJECTORY], credit_options())
     with pytest.raises(ConfigError, match="expected CreditOptions, got dict"):
         assign(TrajectoryBatch.from_trajectories([TRAJECTORY]), {"propagation": "none"})
 
@@ -273,5 +273,5 @@ def test_arrays_give_the_credit_of_the_same_trajectories() -> None:
         agent_of_step=np.tile([0, 1], 4),
         scores=score_NS.reshape(8, 1),
     )
-    expected = assign(batch_of(*trajectories), CreditOptions()).advantage_S
-    np.testing.assert_array_equal(assign(arrays, CreditOptions()).advantage_S, expected)
+    expected = assign(batch_of(*trajectories), credit_options()).advantage.advantage_S
+    np.testing.assert_array_equal(assign(arrays, credit_options()).advantage.advantage_S, expected)

@@ -9,12 +9,12 @@ from typer.testing import CliRunner
 from creditflow._utils.progress import Reporter
 from creditflow.cli import app
 from creditflow.config import load_recipe
-from creditflow.credit import CreditOptions, assign, explain
+from creditflow.credit import assign, explain
 from creditflow.engines.local.rollouts import outcomes_differ
 from creditflow.engines.local.trainer import train
 from creditflow.reports.detail import trajectory_graph
 from creditflow.runs import Ledger
-from tests.builders import make_trajectory, step
+from tests.builders import credit_options, make_trajectory, step
 from tests.oracle.credit_oracle import credit_rows
 from tests.paths import TOY
 
@@ -60,18 +60,18 @@ def test_ledger_keeps_outcomes_of_agents_and_their_credit(ledger: Ledger) -> Non
         trajectories = batch.to_trajectories()
         assert all(set(t.outcomes) == {"writer", "critic"} and t.outcome.value == 0.0 for t in trajectories)
         rows = credit_rows(trajectories, assignment.options)
-        np.testing.assert_allclose(assignment.credit_S, [row.credit for row in rows], rtol=1e-12, atol=1e-12)
-        assert assignment.trained_S.tolist() == [row.trained for row in rows]
+        np.testing.assert_allclose(assignment.credit.total_S, [row.credit for row in rows], rtol=1e-12, atol=1e-12)
+        assert assignment.groups.trained_S.tolist() == [row.trained for row in rows]
         again = assign(batch, assignment.options)
-        np.testing.assert_array_equal(again.advantage_S, assignment.advantage_S)
+        np.testing.assert_array_equal(again.advantage.advantage_S, assignment.advantage.advantage_S)
         for s in range(batch.n_steps):
-            assert explain(assignment, s).replay() == assignment.advantage_S[s]
+            assert explain(assignment, s).replay() == assignment.advantage.advantage_S[s]
 
 
 def test_why_and_report_show_the_outcome_of_the_steps_agent(ledger: Ledger, tmp_path: Path) -> None:
     recorded = next(iter(ledger))
     batch, assignment = recorded.batch, recorded.assignment
-    learns = assignment.trained_S & ~assignment.tied_S & (assignment.group_S >= 0)
+    learns = assignment.groups.trained_S & ~assignment.groups.tied_S & (assignment.groups.group_S >= 0)
     s = int(np.flatnonzero(learns & (batch.agent_of_step == batch.agent_names.index("critic")))[0])
     n = int(batch.trajectory_of_step[s])
     value = batch.outcomes_of_agents[n]["critic"].value
@@ -90,9 +90,9 @@ def test_recredit_reproduces_files_with_outcomes_of_agents(ledger: Ledger, tmp_p
         assert again.file(training_step).read_bytes() == ledger.file(training_step).read_bytes()
     creditflow("recredit", ledger.path, "-o", tmp_path / "other", "algorithm.propagation=identical")
     for recorded in Ledger.open(tmp_path / "other"):
-        chosen = CreditOptions(propagation="identical", group_by="agent")
+        chosen = credit_options(propagation="identical", group_by="agent")
         expected = [row.credit for row in credit_rows(recorded.batch.to_trajectories(), chosen)]
-        assert recorded.assignment.credit_S.tolist() == expected
+        assert recorded.assignment.credit.total_S.tolist() == expected
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from creditflow._utils.progress import Reporter
 from creditflow.config import load_recipe
-from creditflow.credit import CreditOptions, assign
-from creditflow.credit.analysis.fidelity import fidelity
+from creditflow.credit import assign
 from creditflow.data import Message, Trajectory, TrajectoryBatch
 from creditflow.engines.common.components import Components, build_components
 from creditflow.engines.local.decisions import (
@@ -27,10 +26,11 @@ from creditflow.engines.local.decisions import (
 )
 from creditflow.engines.local.fidelity import decision_candidates
 from creditflow.engines.local.trainer import train
+from creditflow.engines.local.values import fidelity
 from creditflow.errors import ConfigError, TooManyFailedScores
 from creditflow.rollout import ChatClient, ChatReply, Rollout, run_rollouts
 from creditflow.runs import Ledger
-from tests.builders import batch_of, examples, make_trajectory, step
+from tests.builders import batch_of, credit_options, examples, make_trajectory, step
 from tests.paths import TOY
 
 GOOD_DRAFT, RIGHT = 0.5, {"good": 0.9, "bad": 0.2}
@@ -197,7 +197,7 @@ def test_audit_candidates_are_trained_steps_with_an_outcome() -> None:
         make_trajectory(id, [step("planner", 1.0), step("executor", 0.5)], outcome)
         for id, outcome in (("t", 1.0), ("other", 0.0), ("unscored", None))
     ]
-    a = assign(batch_of(*trajectories), CreditOptions(propagation="none"))
+    a = assign(batch_of(*trajectories), credit_options())
     candidates = np.flatnonzero(decision_candidates(a, ["planner"]))
     assert [a.batch.step_ids[s] for s in candidates] == ["t.0", "other.0"]
 
@@ -228,7 +228,7 @@ def test_audit_changes_no_number_of_the_training(audited: Ledger, tmp_path: Path
     for recorded, other in zip(plain, audited, strict=True):
         assert recorded.assignment is not None
         assert other.assignment is not None
-        np.testing.assert_array_equal(recorded.assignment.advantage_S, other.assignment.advantage_S)
+        np.testing.assert_array_equal(recorded.assignment.advantage.advantage_S, other.assignment.advantage.advantage_S)
     for row, same in zip(plain.metrics(), audited.metrics(), strict=True):
         assert row["actor/grad_norm"] == same["actor/grad_norm"]
         assert "timing/audit_s" in same
@@ -262,8 +262,8 @@ def test_audit_in_a_fallback_measures_the_recipes_own_rule(tmp_path: Path) -> No
     assert result["fallback_identical"] == result["warn"]
     fallen = ledger.read(2).assignment
     assert fallen is not None
-    assert fallen.options.propagation == "identical"
-    assert fallen.options.propagation != load_recipe(TOY).config.algorithm.propagation
+    assert fallen.options.propagation.name == "identical"
+    assert fallen.options.propagation != load_recipe(TOY).config.credit.propagation
 
 
 def test_audit_without_tokens_to_spend_measures_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -113,7 +113,8 @@ def test_contradictory_verdicts_trigger_the_fallback(recipe, tmp_path) -> None:
 
 def test_falling_accuracy_lowers_the_threshold(recipe, tmp_path) -> None:
     # From step 6 on, only the misleading verdict is rewarded, so accuracy falls regardless of a machine's rounding.
-    options = (verdicts("misleads", 6), "algorithm.w_o=0", "trainer.test_freq=1")
+    rules = ("guard.rules.error_rate=null", "guard.rules.agreement=null")  # no fallback, whose rule has no threshold
+    options = (verdicts("misleads", 6), "algorithm.propagation.w_o=0", "trainer.test_freq=1", *rules)
     path = run(recipe, tmp_path / "run", steps(12), *options)
     _, action, fired = happened(path, "accuracy")[0]
     assert action == "set_threshold"

@@ -87,7 +87,7 @@ def test_dummy_engine_checks_and_evaluates_a_recipe(distribution):
 
 @pytest.mark.slow
 def test_dummy_engine_trains_every_arm_of_a_comparison(distribution):
-    vary = ("--vary", "algorithm.propagation=threshold,none", "trainer.default_local_dir=out", "--jobs", "2")
+    vary = ("--vary", "algorithm.propagation=threshold,own", "trainer.default_local_dir=out", "--jobs", "2")
     with_dummy(distribution, "compare", *vary)
     facts = sorted((distribution.parent / "out").glob("*/seed0/run.json"))
     assert len(facts) == 3

@@ -41,12 +41,12 @@ KINDS = {
     "a central critic": CENTRAL,
     "a curriculum": ("data.curriculum={raise_at: 0.0, window: 6}",),
     "dynamic sampling": ("algorithm.filter_groups.enable=true",),
-    "fitted parts, a threshold that moves, and a reference": (
-        "algorithm.score_weight=calibrated",
-        "algorithm.shadow={score_model: noisy_and, score_weight: fixed}",
-        "algorithm.propagation_threshold={kind: quantile}",
+    "fitted parts and a reference": (
+        "algorithm.propagation=calibrated",
+        "algorithm.shadow={propagation: posterior}",
         "actor_rollout_ref.actor.use_kl_loss=true",
     ),
+    "a threshold that moves": ("algorithm.propagation_threshold={kind: quantile}",),
 }
 SLOW_KINDS = {"nothing to learn", "a central critic", "dynamic sampling", "a curriculum"}
 TWO_CRITICS = KINDS["two policies with critics, one with an adapter"]

@@ -102,7 +102,7 @@ def test_mlflow_has_metrics_options_and_report_of_a_resumed_run(resumed, tmp_pat
     client = mlflow.MlflowClient(f"sqlite:///{path / 'mlflow.db'}")
     (experiment,) = client.search_experiments(filter_string="name = 'teams'")
     (tracked,) = client.search_runs([experiment.experiment_id])
-    assert tracked.data.params["algorithm.propagation"] == "posterior"
+    assert tracked.data.params["algorithm.propagation.rule"] == "own"
     assert tracked.info.run_name == "run"
     run_id = (path / "mlflow_run_id").read_text()
     assert tracked.info.run_id == run_id

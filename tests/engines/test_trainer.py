@@ -62,7 +62,7 @@ def test_run_folder_is_complete_and_its_model_loads(finished, word_model_folder:
 
     first = pq.read_table(path / "steps" / "000001.parquet")
     assert first.num_rows == 4 * 8 * 2
-    assert {"advantage", "credit", "gate_open", "threshold", "group_id", "baseline"} <= set(first.column_names)
+    assert {"advantage", "credit", "group_id", "baseline"} <= set(first.column_names)
     assert read_parquet(path / "steps" / "000001.parquet").n_trajectories == 32
 
     trained = Policy.load(path / "checkpoints" / "global_step_3", torch.device("cpu"))

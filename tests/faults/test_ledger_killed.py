@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from creditflow.credit import CreditOptions, assign
+from creditflow.credit import assign
 from creditflow.data import TrajectoryBatch, write_parquet
 from creditflow.runs import Ledger, RunFolder
 from creditflow.runs.run_folder import read_events, read_metrics
 from creditflow.runs.step_files import read_step_file, write_step_file
-from tests.builders import mostly_slow
+from tests.builders import credit_options, mostly_slow
 from tests.reports.runs import a_batch
 from tests.rewards.processes import HANG_S, until
 
@@ -45,7 +45,7 @@ def test_killed_writer_leaves_every_finished_step_once(tmp_path: Path, kills: in
     context.set_forkserver_preload(["tests.faults.test_ledger_killed", "pyarrow.parquet", "pandas"])
     rng, path = random.Random(0), RunFolder.create(tmp_path / "run", {}, "").path
     batch = a_batch(1, tasks=40)
-    expected = assign(batch, CreditOptions())
+    expected = assign(batch, credit_options())
     write_step_file(tmp_path / "assigned", 0, batch, expected)
     during, finished = 0, 0
     for kill in range(kills):
@@ -76,4 +76,4 @@ def test_killed_writer_leaves_every_finished_step_once(tmp_path: Path, kills: in
     assert events == sorted(set(events))
     for recorded in ledger:
         assert recorded.assignment is not None
-        assert (recorded.assignment.advantage_S == expected.advantage_S).all()
+        assert (recorded.assignment.advantage.advantage_S == expected.advantage.advantage_S).all()

@@ -35,7 +35,7 @@ from creditflow.monitoring.trackers.base import tracker
 class Lines:
     def __init__(self, run):
         self.file = run.folder / "lines.jsonl"
-        self._write("opened", run.name, run.config["algorithm"]["propagation"], run.done)
+        self._write("opened", run.name, run.config["algorithm"]["propagation"]["rule"], run.done)
 
     def _write(self, *values):
         with self.file.open("a") as file:

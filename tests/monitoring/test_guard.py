@@ -3,18 +3,18 @@
 import functools
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from creditflow.config import default_rules, load_recipe
-from creditflow.credit import CreditOptions, make_threshold
+from creditflow.credit import make_threshold
 from creditflow.engines.common.guard import build_guard
 from creditflow.errors import ConfigError
 from creditflow.monitoring.catalog import Names, as_markdown, described, matching
 from creditflow.monitoring.guard import Guard, engine_action, specs
+from tests.builders import credit_options
 from tests.monitoring.scenarios import SCENARIOS, Setting, series
 from tests.paths import RECIPES, ROOT
 
@@ -51,11 +51,11 @@ FALLBACK = {
 
 
 def test_fallback_lasts_while_the_rule_is_on():
-    watched, options = guard(errors=FALLBACK), CreditOptions(propagation="threshold")
+    watched, options = guard(errors=FALLBACK), credit_options(propagation="threshold")
     in_force = []
     for row in rows("reward/error_rate", 0.0, 0.2, 0.2, 0.04, 0.04):
         watched.look(row["step"], row)
-        in_force.append(watched.options(options).propagation)
+        in_force.append(watched.options(options).propagation.name)
     assert in_force == ["threshold", "identical", "identical", "identical", "threshold"]
     assert watched.options(options) is options
 
@@ -211,6 +211,7 @@ def test_rules_without_effect_only_warn():
     found = {rule.name: rule for rule in of_recipe("algorithm.propagation=identical").rules}
     assert found["error_rate"].action == found["accuracy"].action == "warn"
     assert "already" in found["error_rate"].note
+    assert "pass_rate" not in found
     low = {rule.name: rule for rule in of_recipe("algorithm.propagation_threshold=0.3").rules}
     assert (low["accuracy"].action, low["accuracy"].note) == ("warn", "the threshold is 0.3 already")
 
@@ -223,11 +224,12 @@ def test_fallback_without_an_outcome_only_warns() -> None:
 def test_fallback_shares_only_the_outcome() -> None:
     watched = guard(errors=FALLBACK)
     fired(watched, rows("reward/error_rate", 0.2))
-    shared = CreditOptions(propagation="identical", shared_reward="outcome_plus_mean_sub_reward")
-    assert watched.options(shared) == replace(shared, shared_reward="outcome")
-    relative = CreditOptions(propagation="gigpo", adv_estimator="relative", group_by="task")
-    assert watched.options(relative) == replace(relative, propagation="identical", adv_estimator="grpo")
-    rules = of_recipe("algorithm.propagation=identical", "algorithm.shared_reward=outcome_plus_mean_sub_reward").rules
+    shared = credit_options(propagation="identical", shared_reward="outcome_plus_mean_sub_reward")
+    assert watched.options(shared) == credit_options(propagation="identical")
+    relative = credit_options(propagation="gigpo", adv_estimator="relative", group_by="task")
+    assert watched.options(relative) == credit_options(propagation="identical", group_by="task")
+    shared_reward = "algorithm.propagation.shared_reward=outcome_plus_mean_sub_reward"
+    rules = of_recipe("algorithm.propagation=identical", shared_reward).rules
     assert {rule.action for rule in rules if rule.name == "error_rate"} == {"fallback_identical"}
 
 

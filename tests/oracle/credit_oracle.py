@@ -17,14 +17,16 @@ class Row:
     sub_reward: float | None
     scored: bool
     failed: bool
-    gate_open: bool
-    gate: float
-    """The factor in force on credit passed to parents; 0 for rules without flow."""
+    gate_open: bool | None
+    """None for rules without gates."""
+    gate: float | None
+    """The factor in force on credit passed to parents; None for rules without flow."""
     frozen: bool
     own: float
     received: float
     shared: float
-    withheld: float
+    withheld: float | None
+    """None for rules without gates."""
     credit: float
     trained: bool
     level: str | None
@@ -50,13 +52,13 @@ class Oracle(Estimators):
             sub_reward=self.sub_reward(node),
             scored=self.case(node) == "scored",
             failed=self.case(node) == "failed",
-            gate_open=self.gate(node) == 1.0,
-            gate=self.out(node),
+            gate_open=self.gate(node) == 1.0 if self.gated else None,
+            gate=self.out(node) if self.flows else None,
             frozen=self.frozen(node),
             own=own,
             received=received,
             shared=shared,
-            withheld=self.withheld(node),
+            withheld=self.withheld(node) if self.gated else None,
             credit=self.credit(node),
             trained=self.trained(node),
             level=None,

@@ -239,7 +239,16 @@ class Estimators(Flow):
         handed_up = 0.0
         if self.flows:
             handed_up = math.fsum(self.out(child) * self.worth(child) / len(child.parents) for child in node.children)
+        elif self.passes_outcome:
+            handed_up = math.fsum(
+                (self.worth(child) - self.score_pay(child)) / len(child.parents) for child in node.children
+            )
         return own + shared, self.o.gamma * handed_up
+
+    def score_pay(self, node):
+        """The pay for the step's own score, which its parents do not get."""
+        r = self.sub_reward(node)
+        return 0.0 if r is None else self.o.w_r * (r - self.o.sub_reward_origin)
 
     def worth(self, node):
         """The critic's value at the start of the step plus lam times the advantage there."""

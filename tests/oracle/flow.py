@@ -5,6 +5,7 @@ Deliberately slow and obvious. It shares no code with `creditflow.credit`; it re
 
 import math
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 GATE = 1e-9
 
@@ -47,7 +48,8 @@ def remembered(function):
 class Flow:
     def __init__(self, trajectories, options):
         self.trajectories = trajectories
-        self.o = options
+        self.rule = options.propagation.name
+        self.o = SimpleNamespace(**vars(options), **vars(options.propagation))
         self.memory = {}
         self.nodes_of = []
         for trajectory in trajectories:
@@ -71,7 +73,7 @@ class Flow:
 
     @property
     def pays_own(self):
-        return self.decomposed and self.o.propagation in ("none", "discounted", "threshold")
+        return self.decomposed and self.rule in ("own", "discounted", "threshold")
 
     def counting(self, node):
         return [score for score in node.step.scores.values() if score.weight > 0]
@@ -178,22 +180,33 @@ class Flow:
 
     @remembered
     def misled(self, node):
-        """Whether credit reaches the step from an answer step without its outcome."""
-        if self.o.outcome_to != "answer" or self.o.gamma == 0 or self.o.w_o == 0 or not self.flows:
+        """Whether the outcome would reach the step from an answer step without it."""
+        if not self.to_answer or self.o.gamma == 0 or self.o.w_o == 0:
             return False
-        passing = [child for child in node.children if self.out(child) > 0]
+        passing = [child for child in node.children if self.out(child) > 0 or self.passes_outcome]
         return any(self.lacks_outcome(child) or self.misled(child) for child in passing)
 
     def outcome(self, node):
         score = self.outcome_score(node)
         return 0.0 if self.masked(node) or score is None else score.value
 
+    @property
+    def to_answer(self):
+        """Whether the outcome is paid at the answer; an estimator with a critic always pays it there."""
+        shares = self.rule in ("identical", "uniform")
+        return not shares and (self.o.outcome_to == "answer" or self.o.adv_estimator == "gae")
+
+    @property
+    def passes_outcome(self):
+        """Whether a critic's values pass the outcome along every edge, although the rule moves no credit."""
+        return self.rule == "own" and self.o.adv_estimator == "gae"
+
     @remembered
     def own(self, node):
         """e."""
         r = self.sub_reward(node)
         e = 0.0 if r is None else self.o.w_r * (r - self.o.sub_reward_origin)
-        if self.o.outcome_to == "answer":
+        if self.to_answer:
             answers = self.answers(node)
             if node.step.index in answers:
                 e += self.o.w_o * self.outcome(node) / len(answers)
@@ -204,18 +217,21 @@ class Flow:
     @remembered
     def gate(self, node):
         """1 for an open gate, 0 for a closed one."""
-        closed = self.judged(node) == "scored" and self.reward(node) <= self.o.propagation_threshold + GATE
+        closed = self.judged(node) == "scored" and self.reward(node) <= self.o.theta + GATE
         return 0.0 if closed else 1.0
 
     def out(self, node):
-        gated = self.o.propagation == "threshold"
-        return (self.gate(node) if gated else 1.0) if self.flows else 0.0
+        return (self.gate(node) if self.gated else 1.0) if self.flows else 0.0
 
     # ---- flow ------------------------------------------------------------------------------------------------------
 
     @property
     def flows(self):
-        return self.o.propagation in ("discounted", "threshold")
+        return self.rule in ("discounted", "threshold")
+
+    @property
+    def gated(self):
+        return self.rule == "threshold"
 
     @remembered
     def h(self, node):
@@ -248,7 +264,7 @@ class Flow:
         return any(self.out(child) > 0 and self.reaches_an_end(child) for child in node.children)
 
     def frozen(self, node):
-        if self.o.propagation != "threshold" or self.o.on_closed_gate != "freeze":
+        if not self.gated or self.o.on_closed_gate != "freeze":
             return False
         return not self.at_or_after_a_closed_step(node) and not self.reaches_an_end(node)
 
@@ -264,11 +280,11 @@ class Flow:
     @remembered
     def terms(self, node):
         """(own, received, shared)"""
-        if self.o.propagation == "identical":
+        if self.rule == "identical":
             return 0.0, 0.0, self.shared_reward(node)
-        if self.o.propagation == "uniform":
+        if self.rule == "uniform":
             return 0.0, 0.0, self.shared_reward(node) / len(node.trajectory.steps)
-        to_all = self.o.w_o * self.outcome(node) if self.o.outcome_to != "answer" else 0.0
+        to_all = 0.0 if self.to_answer else self.o.w_o * self.outcome(node)
         return self.own(node), self.received(node), to_all
 
     def credit(self, node):

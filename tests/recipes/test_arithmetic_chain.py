@@ -346,7 +346,7 @@ def test_recipe_builds_with_its_weights(name: str, operations: int, weights: dic
     outcome, *sub_rewards = components.rewards.functions
     assert (outcome.name, outcome.level) == ("answer_right", "outcome")
     assert {function.name: function.weight for function in sub_rewards} == weights
-    assert loaded.config.algorithm.resolved().outcome_to == outcome_to
+    assert loaded.config.credit.propagation.outcome_to == outcome_to
     assert {agent: spec.system for agent, spec in components.agents.items()} == SYSTEM
     assert components.stratum is recipe("candidate_kind")
     assert {task.extra_info["plan"].count(";") for task in components.train_tasks} == {operations}

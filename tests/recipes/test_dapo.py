@@ -46,10 +46,12 @@ def test_dapo_32b_has_dapo_credit_and_grpo_advantages():
         run_rollouts(rollouts, of_recipe("solve"), {"solver": AgentSpec()}, Scheduler({"default": model}, 1), sampling)
     )
     asyncio.run(RewardManager(functions_of("dapo_32b"), 0.0).score(trajectories))
-    assignment = assign(TrajectoryBatch.from_trajectories(trajectories), recipe.config.algorithm)
+    assignment = assign(TrajectoryBatch.from_trajectories(trajectories), recipe.config.credit)
 
     mean, spread = statistics.mean(rewards), statistics.stdev(rewards)
     assert [trajectory.outcome.value for trajectory in trajectories] == [1.0, 1.0, 0.0, 0.0]
-    constant = assignment.credit_S - rewards
+    constant = assignment.credit.total_S - rewards
     assert constant.tolist() == pytest.approx([constant[0]] * 4)
-    assert assignment.advantage_S.tolist() == pytest.approx([(r - mean) / (spread + 1e-6) for r in rewards], rel=1e-9)
+    assert assignment.advantage.advantage_S.tolist() == pytest.approx(
+        [(r - mean) / (spread + 1e-6) for r in rewards], rel=1e-9
+    )

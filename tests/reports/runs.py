@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 
-from creditflow.credit import CreditOptions, assign
+from creditflow.credit import assign
 from creditflow.credit.analysis.metrics import credit_metrics
 from creditflow.data import Score, Task, Trajectory, TrajectoryBatch
 from creditflow.reports.index import Index
 from creditflow.runs import Ledger, RunFolder
-from tests.builders import make_trajectory, step
+from tests.builders import credit_options, make_trajectory, step
 
 HOSTILE = (
     "</script><script>document.title='hacked'</script><img src=x onerror=\"document.title='hacked'\">\u202e\x1b[2J"
@@ -44,7 +44,7 @@ def a_batch(training_step: int, tasks: int = 4, trajectories: int = 4, steps: in
 
 def a_run(path: Path, training_steps: int = 3, **options: object) -> Ledger:
     """A run with metrics and a guard event."""
-    config = {"algorithm": {"propagation": "threshold", **options}, "data": {"seed": 0}}
+    config = {"algorithm": {"propagation": {"rule": "threshold"}, **options}, "data": {"seed": 0}}
     folder = RunFolder.create(path, {"recipe": "test", "engine": "local", "seed": 0, "config": config}, "")
     for training_step in range(1, training_steps + 1):
         write_step(folder, training_step, **options)
@@ -62,6 +62,6 @@ def indexed(ledger: Ledger) -> Index:
 
 def write_step(folder: RunFolder, number: int, batch: TrajectoryBatch | None = None, **options: object) -> None:
     batch = batch or a_batch(number)
-    made = assign(batch, CreditOptions(**{"propagation": "threshold", "outcome_to": "answer", **options}))  # type: ignore[arg-type]
+    made = assign(batch, credit_options(**{"propagation": "threshold", "outcome_to": "answer", **options}))  # type: ignore[arg-type]
     folder.write_steps(number, batch, made)
     folder.append_metrics(number, {"val/pass_at_1": number / 10, "actor/entropy": 1 / number, **credit_metrics(made)})

@@ -130,12 +130,12 @@ def test_withheld_credit_names_gates_and_masks() -> None:
     gates, masks = found("withheld_credit", shares(np.random.default_rng(0), 0.5, 0.4))
     assert gates.sentence.startswith("The gates of write withhold ")
     assert gates.metric == "credit/gated_off/write"
-    assert gates.change.key == "algorithm.propagation_threshold"
+    assert gates.change.key == "algorithm.propagation.theta"
     assert "of the steps of plan are masked and train nothing" in masks.sentence
     assert found("withheld_credit", shares(np.random.default_rng(0), 0.1, 0.05)) == []
     frozen = shares(np.random.default_rng(0), 0.1, 0.4)
-    frozen = Tables(steps=frozen.steps, settings={"algorithm.on_closed_gate": "freeze"})
-    assert str(found("withheld_credit", frozen)[0].change) == "algorithm.on_closed_gate=cut"
+    frozen = Tables(steps=frozen.steps, settings={"algorithm.propagation.on_closed_gate": "freeze"})
+    assert str(found("withheld_credit", frozen)[0].change) == "algorithm.propagation.on_closed_gate=cut"
 
 
 def test_withheld_credit_is_not_claimed_at_its_bound() -> None:
@@ -180,11 +180,12 @@ def test_reward_functions_are_not_accused_by_chance() -> None:
 
 def test_unreached_agent_is_named() -> None:
     rows = [{"step": k, "credit/reach/plan": 0.0, "credit/reach/write": k / 9} for k in range(10)]
-    (one,) = found("unreached_agents", Tables(metrics=rows))
+    at_answer = {"algorithm.propagation.outcome_to": "answer"}
+    (one,) = found("unreached_agents", Tables(metrics=rows, settings=at_answer))
     assert one.sentence == "No signal reaches plan: it does not learn."
-    assert str(one.change) == "algorithm.outcome_to=all"
-    for key, value in (("outcome_to", "all"), ("adv_estimator", "gae")):
-        (one,) = found("unreached_agents", Tables(metrics=rows, settings={f"algorithm.{key}": value}))
+    assert str(one.change) == "algorithm.propagation.outcome_to=all"
+    for settings in ({}, {**at_answer, "algorithm.adv_estimator": "gae"}):
+        (one,) = found("unreached_agents", Tables(metrics=rows, settings=settings))
         assert one.change is None
     reached = [{**row, "credit/reach/plan": 0.01} for row in rows]
     assert found("unreached_agents", Tables(metrics=reached)) == []

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,8 @@ from tokenizers.models import WordLevel
 
 from creditflow._utils.loopback import LOOPBACK
 from creditflow.credit import explain
-from creditflow.credit.records import PROPAGATION_RULES, propagation_rule
-from creditflow.credit.rules.base import Credit, PropagationInput
+from creditflow.credit.records import PROPAGATION_RULES, Credit, RuleInput, propagation_rule
+from creditflow.credit.rules.base import ScoreRule
 from creditflow.data import TrajectoryBatch
 from creditflow.reports import view
 from creditflow.reports.detail import Spelling
@@ -127,10 +127,10 @@ def test_graph_shows_gates_and_flow_and_accepts_keys(ledger: Ledger, tmp_path: P
         recorded = ledger.read(ledger.training_step_of(trajectory, "trajectory_id"))
         made = recorded.assignment
         first = recorded.batch.step_ids.index(f"{trajectory}/0")
-        shut = sum(not made.gate_open_S[s] for s in range(first + 1, first + 6))
+        shut = sum(not made.credit.gate_open_S[s] for s in range(first + 1, first + 6))
         assert page.locator("svg.trajectory line.gate").count() == shut > 0
         flows = [float(p.get_attribute("data-flow")) for p in page.locator("svg.trajectory path[data-flow]").all()]
-        assert sum(flows) == pytest.approx(made.received_S[first : first + 6].sum())
+        assert sum(flows) == pytest.approx(made.credit.received_S[first : first + 6].sum())
         page.locator("svg.trajectory g[role=button]").first.focus()
         page.keyboard.press("ArrowRight")
         page.keyboard.press("Enter")
@@ -192,7 +192,7 @@ def test_view_follows_a_run_and_filters_all_trajectories(tmp_path: Path) -> None
         batch, made = ledger.read(2).batch, ledger.read(2).assignment
         verifier = batch.agent_names.index("verifier")
         such = {int(batch.trajectory_of_step[s]) for s in range(batch.n_steps)
-                if batch.agent_of_step[s] == verifier and not made.gate_open_S[s]}  # fmt: skip
+                if batch.agent_of_step[s] == verifier and not made.credit.gate_open_S[s]}  # fmt: skip
         expect(page.locator("#found")).to_have_text(re.compile(f"^{len(such)} trajectories;"))
         page.locator("#list [data-trajectory]").first.click()
         page.locator("svg.trajectory g[role=button]").first.click()
@@ -348,9 +348,11 @@ def own_rule() -> Iterator[str]:
     """A registered rule without a declared flow, removed after the test."""
 
     @propagation_rule("halves")
-    def halves(inputs: PropagationInput) -> Credit:
-        none_S = np.zeros_like(inputs.paid_S)
-        return Credit(inputs.paid_S, inputs.paid_S / 2, none_S, none_S, np.ones(len(none_S), np.uint8))
+    @dataclass(frozen=True)
+    class Halves(ScoreRule):
+        def credit(self, inputs: RuleInput) -> Credit:
+            own_S = np.nan_to_num(inputs.rewards.sub_reward_S)
+            return Credit(own_S, own_S / 2, np.zeros_like(own_S), np.ones(len(own_S), np.uint8))
 
     yield "halves"
     PROPAGATION_RULES.remove("halves")
@@ -383,9 +385,19 @@ def test_report_of_an_unknown_rule_states_missing_parts(tmp_path: Path, own_rule
         assert page.locator("#of-agents tbody tr").count() == 3  # sums need no rule
 
 
-def test_graph_of_a_rule_without_flow_has_no_closed_gates(tmp_path: Path) -> None:
-    ledger = a_run(tmp_path / "run", propagation="none")
+def test_report_of_a_rule_without_gates_shows_none(tmp_path: Path) -> None:
+    ledger = a_run(tmp_path / "run", propagation="own")
     recorded = ledger.read(3)
     for id in recorded.batch.trajectory_ids:
         edges = view.trajectory_graph(recorded, id)["edges"]
         assert {(edge["flow"], edge["open"]) for edge in edges} == {(0.0, 1.0)}
+    with opened(reported(tmp_path / "report.html", ledger.path)) as page:
+        assert "threshold" not in page.inner_text("#of-agents")
+        assert "gates" not in page.inner_text("#of-agents")
+        assert page.locator('[data-chart="pass_rate"], [data-chart="threshold"]').count() == 0
+        assert page.locator("#filter [name=gate]").is_hidden()
+        page.locator("#list [data-trajectory]").first.click()
+        titles = page.locator("svg.trajectory g title").all_text_contents()
+        assert len(titles) == 6
+        assert not any("gate" in title for title in titles)
+        assert "gate" not in page.inner_text("#trajectory .hint")

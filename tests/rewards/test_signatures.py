@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from creditflow.credit import CreditOptions
-from creditflow.credit.decompose import outcomes
+from creditflow.credit.rewards import read_rewards
 from creditflow.data import Score, Task, TrajectoryBatch
 from creditflow.errors import ConfigError, RewardError
 from creditflow.monitoring.catalog import Names, described
@@ -15,6 +14,7 @@ from creditflow.rewards import RewardManager, load_reward_functions
 from creditflow.rewards.entries import RewardFunctionConfig
 from creditflow.rewards.execution.backends import BackendOptions, make_backend
 from creditflow.testing import ConformanceError, check_reward_function
+from tests.builders import credit_options
 from tests.rewards import borrowed
 from tests.rewards.trajectories import a_trajectory
 
@@ -252,7 +252,7 @@ def test_none_as_outcome_masks_the_trajectory():
     assert (first.outcome.status, first.outcome.reason) == ("failed", "does not apply: the function returned None")
     assert (report.functions[0].matched, report.functions[0].not_applicable) == (1, 1)
     batch = TrajectoryBatch.from_trajectories(trajectories)
-    assert outcomes(batch, CreditOptions()).masked_N.tolist() == [True, False]
+    assert read_rewards(batch, credit_options()).masked_N.tolist() == [True, False]
 
 
 def test_functions_of_trl_score_as_in_trl():

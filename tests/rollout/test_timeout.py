@@ -7,8 +7,7 @@ import httpx
 import pytest
 
 from creditflow.config import load_recipe
-from creditflow.credit.decompose import outcomes
-from creditflow.credit.options import CreditOptions
+from creditflow.credit.rewards import read_rewards
 from creditflow.data import Task, TrajectoryBatch
 from creditflow.engines.common.components import build_components
 from creditflow.errors import CreditflowError
@@ -24,7 +23,7 @@ from creditflow.rollout import (
 )
 from creditflow.rollout.endpoint import Endpoint
 from creditflow.rollout.recorder import Sampling
-from tests.builders import Replies, rollout_of
+from tests.builders import Replies, credit_options, rollout_of
 from tests.paths import TOY
 from tests.rewards.processes import HANG_S
 
@@ -248,11 +247,12 @@ def test_timeout_outcome_masks_or_counts_zero(end):
     ]
     asyncio.run(RewardManager(functions).score(made))
     batch = TrajectoryBatch.from_trajectories(made)
-    found, metrics = outcomes(batch, CreditOptions()), rollout_metrics(batch)
+    rewards, metrics = read_rewards(batch, credit_options()), rollout_metrics(batch)
     zero = end == "zero"
-    assert found.masked_N.tolist() == [False, not zero, False]
-    assert found.known_N.tolist() == [True, zero, True]
-    assert found.value_N.tolist() == [1, 0, 1]
+    assert rewards.masked_N.tolist() == [False, not zero, False]
+    for n, (known, outcome) in enumerate([(True, 1), (zero, 0), (True, 1)]):
+        assert set(rewards.known_S[batch.trajectory_of_step == n]) == {known}
+        assert set(rewards.outcome_S[batch.trajectory_of_step == n]) == {outcome}
     assert [score.value for step in made[1].steps for score in step.scores.values()] == ([0.5] if zero else [])
     assert metrics["rollout/timeout_frac"] == pytest.approx(1 / 3)
     assert metrics["rollout/failed_frac"] == pytest.approx(0 if zero else 1 / 3)

@@ -45,9 +45,13 @@ def test_frames_hold_the_recorded_credit(ledger, library) -> None:
     run = creditflow.open_run(str(ledger.path), frames=library)
     credit = columns(run.credit())
     assert type(run.credit()).__module__.startswith({"arrow": "pyarrow"}.get(library, library))
-    for name, field in (("credit", "credit_S"), ("advantage", "advantage_S"), ("withheld", "withheld_S")):
-        expected = np.concatenate([getattr(recorded.assignment, field) for recorded in ledger])
-        assert np.array_equal(np.array(credit[name], dtype=float), expected, equal_nan=True)
+    made = [recorded.assignment for recorded in ledger]
+    for name, columns_S in (
+        ("credit", [a.credit.total_S for a in made]),
+        ("withheld", [a.credit.withheld_S for a in made]),
+        ("advantage", [a.advantage.advantage_S for a in made]),
+    ):
+        assert np.array_equal(np.array(credit[name], dtype=float), np.concatenate(columns_S), equal_nan=True)
     assert credit["step_id"] == [id for recorded in ledger for id in recorded.batch.step_ids]
     assert sorted(set(credit["training_step"])) == list(ledger.steps)
 
@@ -72,7 +76,7 @@ def test_trajectories_frame_sums_their_steps(ledger) -> None:
         mine = recorded.batch.trajectory_of_step == n
         assert row["trajectory_id"] == recorded.batch.trajectory_ids[n]
         assert row["steps"] == mine.sum()
-        assert row["credit"] == pytest.approx(recorded.assignment.credit_S[mine].sum(), abs=1e-12)
+        assert row["credit"] == pytest.approx(recorded.assignment.credit.total_S[mine].sum(), abs=1e-12)
         assert row["outcome"] == recorded.batch.outcome[n]
 
 

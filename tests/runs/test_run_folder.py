@@ -10,12 +10,13 @@ import pytest
 from typer.testing import CliRunner
 
 from creditflow.cli import app
-from creditflow.credit import CreditOptions, assign
+from creditflow.credit import assign
 from creditflow.data import TrajectoryBatch, read_parquet
 from creditflow.errors import BatchError, DataError, InputError
 from creditflow.runs import Ledger
 from creditflow.runs.run_folder import RunFolder, read_metrics
-from tests.builders import batch_of, make_trajectory, step
+from creditflow.runs.step_files import FORMAT
+from tests.builders import batch_of, credit_options, make_trajectory, step
 from tests.paths import TOY
 
 
@@ -47,7 +48,7 @@ def test_create_writes_run_and_configuration(tmp_path: Path) -> None:
     (tmp_path / "runs" / "one").mkdir(parents=True)
     (tmp_path / "runs" / "one" / "notes.txt").write_text("kept")
     folder = RunFolder.create(tmp_path / "runs" / "one", {"seed": 1, "name": "toy"}, "trainer: {}\n")
-    assert json.loads((folder.path / "run.json").read_text()) == {"format": 3, "seed": 1, "name": "toy"}
+    assert json.loads((folder.path / "run.json").read_text()) == {"format": FORMAT, "seed": 1, "name": "toy"}
     assert (folder.path / "config.yaml").read_text() == "trainer: {}\n"
     assert files_in(folder.path) == ["config.yaml", "notes.txt", "run.json"]
     assert (folder.path / "steps").is_dir()
@@ -59,7 +60,7 @@ def test_create_refuses_and_keeps_an_existing_run(tmp_path: Path) -> None:
     message = r"^trainer\.default_local_dir: .*/run holds a run already; name another folder$"
     with pytest.raises(InputError, match=message):
         RunFolder.create(folder.path, {"seed": 2}, "other: {}\n")
-    assert json.loads((folder.path / "run.json").read_text()) == {"format": 3, "seed": 1}
+    assert json.loads((folder.path / "run.json").read_text()) == {"format": FORMAT, "seed": 1}
     assert (folder.path / "config.yaml").read_text() == "trainer: {}\n"
     assert read_metrics(folder.path) == [{"step": 1, "loss": 0.5}]
 
@@ -93,7 +94,7 @@ def test_open_returns_an_existing_run(tmp_path: Path) -> None:
     folder = RunFolder.open(created.path)
     folder.write_steps(1, a_batch())
     assert files_in(folder.path) == ["config.yaml", "run.json", "steps/000001.parquet"]
-    assert json.loads((folder.path / "run.json").read_text()) == {"format": 3, "seed": 1}
+    assert json.loads((folder.path / "run.json").read_text()) == {"format": FORMAT, "seed": 1}
 
 
 def test_open_refuses_a_missing_run_and_creates_nothing(tmp_path: Path) -> None:
@@ -188,7 +189,7 @@ def test_read_metrics_skips_a_last_line_torn_at_any_place(tmp_path: Path) -> Non
 
 def test_step_file_contains_batch_and_credit_columns(tmp_path: Path) -> None:
     folder, batch = a_folder(tmp_path), a_batch()
-    assignment = assign(batch, CreditOptions(propagation="none", group_by="agent"))
+    assignment = assign(batch, credit_options(propagation="own", group_by="agent"))
     folder.write_steps(7, batch, assignment)
     assert files_in(folder.path / "steps") == ["000007.parquet"]
     assert read_parquet(folder.path / "steps/000007.parquet").to_trajectories() == (batch.to_trajectories())
@@ -196,7 +197,7 @@ def test_step_file_contains_batch_and_credit_columns(tmp_path: Path) -> None:
     rows = rows_of(folder, 7)
     assert [row["step_id"] for row in rows] == ["a.0", "a.1", None, "c.0", "c.1"]
     of_steps = [row for row in rows if row["step_id"] is not None]
-    assert [row["advantage"] for row in of_steps] == assignment.advantage_S.tolist()
+    assert [row["advantage"] for row in of_steps] == assignment.advantage.advantage_S.tolist()
     assert rows[2]["advantage"] is None  # the trajectory without steps
     assert [row["sub_reward"] for row in of_steps][:3] == [1.0, 0.5, 0.0]
     assert [row["scored"] for row in of_steps] == [True, True, True, False]
@@ -204,7 +205,7 @@ def test_step_file_contains_batch_and_credit_columns(tmp_path: Path) -> None:
 
 def test_assignment_columns_do_not_hide_batch_columns(tmp_path: Path) -> None:
     folder, batch = a_folder(tmp_path), a_batch()
-    assignment = assign(batch, CreditOptions())
+    assignment = assign(batch, credit_options())
     folder.write_steps(1, batch)
     folder.write_steps(2, batch, assignment)
     assert read_parquet(folder.path / "steps/000001.parquet").to_trajectories() == batch.to_trajectories()
@@ -221,7 +222,7 @@ def test_step_file_is_replaced_atomically(tmp_path: Path) -> None:
     folder.write_steps(1, batch)
     smaller = batch_of(make_trajectory("a", [step("planner", 1.0)], outcome=1.0))
     with pytest.raises(BatchError, match="expected 4 values, one per step, got 1"):
-        folder.write_steps(1, batch, assign(smaller, CreditOptions()))
+        folder.write_steps(1, batch, assign(smaller, credit_options()))
     assert len(rows_of(folder, 1)) == 5
     assert files_in(folder.path / "steps") == ["000001.parquet"]
     folder.write_steps(1, smaller)
@@ -231,9 +232,9 @@ def test_step_file_is_replaced_atomically(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("version", "advice"),
     [
-        ({"format": 4}, "a file of version 4, and creditflow reads version 3; update creditflow"),
-        ({"format": 1}, "a file of version 1, and creditflow reads version 3; read it with the creditflow that wrote"),
-        ({}, "a file of version 1, and creditflow reads version 3; read it with the creditflow that wrote it"),
+        ({"format": 5}, "a file of version 5, and creditflow reads version 4; update creditflow"),
+        ({"format": 1}, "a file of version 1, and creditflow reads version 4; read it with the creditflow that wrote"),
+        ({}, "a file of version 1, and creditflow reads version 4; read it with the creditflow that wrote it"),
     ],
 )
 def test_run_of_another_version_is_refused(tmp_path: Path, version: dict, advice: str) -> None:
@@ -252,6 +253,6 @@ def test_commands_refuse_a_run_of_another_version(tmp_path: Path) -> None:
     for words in commands:
         result = CliRunner().invoke(app, words)
         assert result.exit_code == 2, result.output
-        lines = [line for line in result.stderr.splitlines() if not line.startswith("loading ")]
+        lines = [line for line in result.stderr.splitlines() if not line.startswith(("loading ", "credit: "))]
         assert len(lines) == 1
         assert lines[0].startswith(f"error: {folder.path}/run.json: this is a file of version 1, and creditflow reads")

@@ -7,11 +7,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from creditflow.credit import CreditOptions, assign
+from creditflow.credit import assign
 from creditflow.data import Score
 from creditflow.runs import Ledger, RunFolder
 from creditflow.runs.sql import connect
-from tests.builders import batch_of, make_trajectory, step
+from tests.builders import batch_of, credit_options, make_trajectory, step
 from tests.paths import DOCS
 
 DOCS = DOCS / "reference" / "ledger.md"
@@ -31,7 +31,7 @@ def ledger(tmp_path: Path) -> Ledger:
                 f"{number}c", [step("planner", "failed", tokens=3), step("executor", 0.0, tokens=1)], outcome=0.0
             ),
         )
-        folder.write_steps(number, batch, assign(batch, CreditOptions()))
+        folder.write_steps(number, batch, assign(batch, credit_options(propagation="threshold")))
         folder.append_metrics(number, {"actor/entropy": 1 / number})
     folder.append_events([{"step": 2, "rule": "entropy"}])
     return Ledger.open(folder.path)
@@ -55,7 +55,9 @@ def test_views_contain_steps_metrics_and_events(ledger: Ledger) -> None:
         (recorded.step, id, advantage)
         for recorded in ledger
         if recorded.assignment is not None
-        for id, advantage in zip(recorded.batch.step_ids, recorded.assignment.advantage_S.tolist(), strict=True)
+        for id, advantage in zip(
+            recorded.batch.step_ids, recorded.assignment.advantage.advantage_S.tolist(), strict=True
+        )
     ]
     assert rows == expected
     assert connection.execute('SELECT step, "actor/entropy" FROM metrics').fetchall() == [(1, 1.0), (2, 0.5)]
@@ -73,17 +75,24 @@ def test_docs_name_exactly_the_columns_of_a_step_file(tmp_path: Path) -> None:
     batch = batch_of(
         make_trajectory("a", [step("planner", Score((1.0, 0.5)), tokens=2)], outcome=1.0),
         make_trajectory("b", [step("planner", Score((0.0, 0.5, 0.5)), tokens=3)], outcome=0.0),
+        make_trajectory("c", [step("planner"), step("executor")], outcome=1.0, outcomes={"executor": "failed"}),
     )
-    chosen = {"propagation": "threshold", "decomp_granularity": "token_level", "outcome_to": "answer"}
-    folder.write_steps(1, batch, assign(batch, CreditOptions(**chosen)))
-    critic = CreditOptions(adv_estimator="gae", **chosen)
-    folder.write_steps(2, batch, assign(batch, critic, values_T=np.arange(5.0)))
-    unscaled = CreditOptions(adv_estimator="reinforce_plus_plus", gamma_token=0.5, outcome_to="answer")
-    folder.write_steps(3, batch, assign(batch, unscaled))
-    written = {name for step in (1, 2, 3) for name in pq.read_schema(folder.path / f"steps/{step:06d}.parquet").names}
+    by_token = {"propagation": "threshold", "decomp_granularity": "token_level", "outcome_to": "answer"}
+    chosen = [
+        credit_options(on_closed_gate="freeze", **by_token),
+        credit_options(adv_estimator="gae", **by_token),
+        credit_options(adv_estimator="reinforce_plus_plus", gamma_token=0.5),
+        credit_options(propagation="calibrated"),
+        credit_options(propagation="posterior"),
+    ]
+    for number, options in enumerate(chosen, 1):
+        values_T = np.arange(float(len(batch.response_ids))) if options.estimator.critic else None
+        folder.write_steps(number, batch, assign(batch, options, values_T=values_T))
+    files = (folder.path / "steps").iterdir()
+    written = {name for file in files for name in pq.read_schema(file).names}
 
     section = DOCS.read_text().split("## The step file")[1].split("## Five questions")[0]
     documented = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
-    documented.append(section.split("**Only where")[1].split("a value for each response token:")[1])
+    documented.append(section.split("**Only where the tokens")[1].split("a value for each response token:")[1])
     named = {name for text in documented for name in re.findall(r"`(\w+)`", text)}
     assert named == written

@@ -1,7 +1,7 @@
 """A step file restores the trajectories and every term of their credit."""
 
 import json
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +9,12 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 
-from creditflow.credit import Assignment, Credit, CreditOptions, assign, explain, propagation_rule
+from creditflow.credit import Assignment, assign, explain, propagation_rule
 from creditflow.credit.records import PROPAGATION_RULES
+from creditflow.credit.rules.own import Own
 from creditflow.errors import DataError
 from creditflow.runs.step_files import FORMAT, read_step_file, write_step_file
-from tests.builders import batch_of, examples
+from tests.builders import batch_of, credit_options, examples
 from tests.credit.strategies import situations
 from tests.credit.test_explain import ALL_CORNERS, sampled_tokens
 from tests.runs.test_run_folder import a_batch
@@ -26,10 +27,16 @@ def written(tmp_path: Path, assigned: Assignment) -> Path:
 
 
 def assert_same(mine: object, its: object, name: str) -> None:
+    """Assert that stored values are equal; the batch, the history and the options are compared apart."""
     if isinstance(its, np.ndarray):
-        assert isinstance(mine, np.ndarray)
+        assert isinstance(mine, np.ndarray), name
         np.testing.assert_array_equal(mine, its, err_msg=name)
         assert mine.dtype == its.dtype, name
+    elif is_dataclass(its):
+        assert type(mine) is type(its), name
+        for field in fields(its):
+            if field.name not in ("batch", "history", "options", "shadow") and field.metadata.get("stored", True):
+                assert_same(getattr(mine, field.name), getattr(its, field.name), f"{name}.{field.name}")
     else:
         assert mine == its, name
 
@@ -46,9 +53,7 @@ def test_read_assignment_equals_the_written_one(corner: str, tmp_path: Path) -> 
         read = recorded.assignment
         assert read is not None
         assert recorded.step == 7
-        for field in fields(Assignment):
-            if field.name not in ("batch", "shadow", "options", "critic", "history", "history_after"):
-                assert_same(getattr(read, field.name), getattr(assignment, field.name), field.name)
+        assert_same(read, assignment, "assignment")
         assert read.history.to_json() == assignment.history.to_json()
         assert read.options == assignment.options
         np.testing.assert_array_equal(read.token_advantages(), assignment.token_advantages())
@@ -62,7 +67,7 @@ def test_read_assignment_equals_the_written_one(corner: str, tmp_path: Path) -> 
 
 
 def test_file_keeps_the_history_of_a_fitted_shadow(tmp_path: Path) -> None:
-    chosen = CreditOptions(propagation="none", shadow={"score_weight": "calibrated"})
+    chosen = credit_options(shadow=credit_options(propagation="calibrated"))
     first = assign(a_batch(), chosen)
     assignment = assign(a_batch(), chosen, history=first.history_after)
     read = read_step_file(written(tmp_path, assignment)).assignment
@@ -71,35 +76,16 @@ def test_file_keeps_the_history_of_a_fitted_shadow(tmp_path: Path) -> None:
     again = assign(read.batch, chosen, history=read.history).shadow
     assert again is not None
     assert assignment.shadow is not None
-    np.testing.assert_array_equal(again.advantage_S, assignment.shadow.advantage_S)
-
-
-def test_file_older_than_fitted_parts_is_read_without_them(tmp_path: Path) -> None:
-    assignment = assign(a_batch(), CreditOptions(propagation="threshold"))
-    path = written(tmp_path, assignment)
-    table = pq.read_table(path)
-    pq.write_table(table.drop_columns(["fold", "score_weight", "harmless"]), path)
-    read = read_step_file(path).assignment
-    assert read is not None
-    assert np.isnan(read.harmless_S).all()
-    for s in range(assignment.batch.n_steps):
-        assert explain(read, s) == explain(assignment, s)
-
-
-def test_file_without_credit_is_read_without_assignment(tmp_path: Path) -> None:
-    write_step_file(tmp_path / "000003.parquet", 3, a_batch(), None)
-    recorded = read_step_file(tmp_path / "000003.parquet")
-    assert (recorded.step, recorded.assignment) == (3, None)
-    assert recorded.batch.to_trajectories() == a_batch().to_trajectories()
+    np.testing.assert_array_equal(again.advantage.advantage_S, assignment.shadow.advantage.advantage_S)
 
 
 def test_trajectory_without_steps_keeps_its_place_and_mask(tmp_path: Path) -> None:
     batch = a_batch()
     failed = replace(batch, status_of_trajectory=np.array([0, 1, 0]))
-    assignment = assign(failed, CreditOptions())
+    assignment = assign(failed, credit_options())
     read = read_step_file(written(tmp_path, assignment)).assignment
     assert read is not None
-    assert read.masked_N.tolist() == [False, True, False]
+    assert read.rewards.masked_N.tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +93,7 @@ def test_trajectory_without_steps_keeps_its_place_and_mask(tmp_path: Path) -> No
     [(FORMAT + 1, "update creditflow"), (FORMAT - 1, "read it with the creditflow that wrote it"), (0, "read it with")],
 )
 def test_step_file_of_another_version_is_refused(tmp_path: Path, version: int, advice: str) -> None:
-    path = written(tmp_path, assign(a_batch(), CreditOptions()))
+    path = written(tmp_path, assign(a_batch(), credit_options()))
     rewritten(path, version=version)
     message = rf"000007\.parquet: this is a file of version {version}, and creditflow reads version {FORMAT}; {advice}"
     with pytest.raises(DataError, match=message):
@@ -124,7 +110,7 @@ def rewritten(path: Path, **changed: object) -> None:
 
 
 def test_truncated_file_raises_a_readable_error(tmp_path: Path) -> None:
-    path = written(tmp_path, assign(a_batch(), CreditOptions()))
+    path = written(tmp_path, assign(a_batch(), credit_options()))
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(DataError, match=r"000007\.parquet: not a readable Parquet file of steps"):
         read_step_file(path)
@@ -132,11 +118,12 @@ def test_truncated_file_raises_a_readable_error(tmp_path: Path) -> None:
 
 def test_file_of_an_unregistered_rule_names_the_rule(tmp_path: Path) -> None:
     @propagation_rule("of_the_user")
-    def rule(flow) -> Credit:
-        return PROPAGATION_RULES["none"].credit(flow)
+    @dataclass(frozen=True)
+    class OfTheUser(Own):
+        """The rule `own` under another name."""
 
     try:
-        path = written(tmp_path, assign(a_batch(), CreditOptions(propagation="of_the_user")))
+        path = written(tmp_path, assign(a_batch(), credit_options(propagation="of_the_user")))
         assert read_step_file(path).assignment is not None
     finally:
         PROPAGATION_RULES.remove("of_the_user")

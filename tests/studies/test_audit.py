@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from click.testing import Result
 
-from creditflow.credit import CreditOptions, assign
-from creditflow.credit.analysis.fidelity import DecisionValues
+from creditflow.credit import assign
 from creditflow.data import Task, Trajectory, TrajectoryBatch, write_parquet
 from creditflow.engines.local.final_steps import final_step_problem, messages_of_prompt
+from creditflow.engines.local.values import DecisionValues
 from creditflow.rollout.recorder import spelled
 from creditflow.runs import Ledger
 from creditflow.studies.decisions import decision_rows, rule_fidelities
-from tests.builders import batch_of, make_trajectory, step
+from tests.builders import batch_of, credit_options, make_trajectory, step
 from tests.cli.commands import creditflow, refused, toy_run
 from tests.paths import TOY
 from tests.rewards.judge_server import Answer, JudgeServer, Request
@@ -58,7 +58,7 @@ def test_audit_prints_decisions_and_fidelity_by_rule(run: Path, tmp_path: Path) 
     assert (kept["refused"], kept["failed"]) == (0, 0)
     recorded = Ledger.open(run).read(2)
     assert recorded.assignment is not None
-    advantage = dict(zip(recorded.batch.step_ids, recorded.assignment.advantage_S.tolist(), strict=True))
+    advantage = dict(zip(recorded.batch.step_ids, recorded.assignment.advantage.advantage_S.tolist(), strict=True))
     for row in kept["decisions"]:
         assert row["advantage"] == advantage[row["step_id"]]
         assert -1 <= row["value"] <= 1
@@ -221,13 +221,13 @@ def test_decisions_are_ranked_and_compared_in_sign() -> None:
         for n, good in enumerate([1.0, 0.0])
     ]
     batch = batch_of(*trajectories)
-    assignment = assign(batch, CreditOptions(propagation="none", group_by="agent"))
+    assignment = assign(batch, credit_options(propagation="none", group_by="agent"))
     step_D, after_DK = np.arange(4), np.array([[0.9, 1.0], [1.0, 1.0], [0.4, 0.6], [math.nan, math.nan]])
     before_DK = np.array([[0.4, 0.5], [0.4, 1.0], [0.0, 0.1], [0.0, 0.0]])
     values = DecisionValues(batch.group_of_trajectory[batch.trajectory_of_step], after_DK, before_DK)
     rows = decision_rows(batch, step_D, values, assignment)
     assert [row.step_id for row in rows] == ["p0.0", "p1.0", "p0.1", "p1.1"]
-    assert rows[0].advantage == assignment.advantage_S[0]
+    assert rows[0].advantage == assignment.advantage.advantage_S[0]
     assert [row.agrees for row in rows] == ["yes", "no", "unclear", ""]
     assert decision_rows(batch, step_D, values, None)[0].agrees == ""
     (found,) = rule_fidelities({"none": assignment}, step_D, values)

@@ -65,18 +65,18 @@ def arms(*values, key="algorithm.propagation", extra=True, only=(), overrides=()
 
 
 def test_values_carry_their_overrides_and_extra_arms_follow():
-    assert arms("identical", "none") == {
+    assert arms("identical", "own") == {
         "identical": ("algorithm.propagation=identical",),
-        "none": ("actor_rollout_ref.actor.optim.lr=0.002", "algorithm.propagation=none"),
-        "none_answer": ("algorithm.propagation=none", "algorithm.outcome_to=answer"),
+        "own": ("actor_rollout_ref.actor.optim.lr=0.002", "algorithm.propagation=own"),
+        "own_answer": ("algorithm.propagation=own", "algorithm.outcome_to=answer"),
     }
 
 
 def test_arms_may_be_left_out_and_selected():
-    assert list(arms("identical", "none", extra=False)) == ["identical", "none"]
-    assert list(arms("identical", "none", only=["none_answer", "identical"])) == ["identical", "none_answer"]
-    with pytest.raises(ConfigError, match=r"--only: no arm 'non_answer' \(did you mean 'none_answer'\?\)"):
-        arms("identical", only=["non_answer"])
+    assert list(arms("identical", "own", extra=False)) == ["identical", "own"]
+    assert list(arms("identical", "own", only=["own_answer", "identical"])) == ["identical", "own_answer"]
+    with pytest.raises(ConfigError, match=r"--only: no arm 'owm_answer' \(did you mean 'own_answer'\?\)"):
+        arms("identical", only=["owm_answer"])
 
 
 @pytest.mark.parametrize(
@@ -103,14 +103,14 @@ def test_entry_matches_its_value_as_yaml(tmp_path, entry, value, overrides, leng
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("compare.value.none.x=1", "unknown key 'compare.value'"),
+        ("compare.value.own.x=1", "unknown key 'compare.value'"),
         ("compare.values=3", "compare.values: expected a mapping"),
-        ("compare.arms.none.x=1", "'none' names its runs' folder 'none', which is taken"),
+        ("compare.arms.own.x=1", "'own' names its runs' folder 'own', which is taken"),
     ],
 )
 def test_invalid_arms_are_refused(override, message):
     with pytest.raises(ConfigError, match=message):
-        arms("none", "identical", overrides=[override])
+        arms("own", "identical", overrides=[override])
 
 
 @given(
@@ -235,7 +235,7 @@ def test_example_shows_the_first_task_that_improved():
             ],
         )
 
-    result = ArmResult("none", [one(1.0, 0.0, 0.0)], [RunResult(one(1.0, 1.0, 1.0), [], seconds=1.0)])
+    result = ArmResult("own", [one(1.0, 0.0, 0.0)], [RunResult(one(1.0, 1.0, 1.0), [], seconds=1.0)])
 
     assert example_lines([result]) == [
         "validation task 2, the first whose outcome has risen, decoded greedily",
@@ -243,14 +243,14 @@ def test_example_shows_the_first_task_that_improved():
         "before training: outcome 0.00",
         "  agent   sub-reward  response",
         "  solver        0.00  answer 0.0\\x1b",
-        "after training, none: outcome 1.00",
+        "after training, own: outcome 1.00",
         "  agent   sub-reward  response",
         "  solver        1.00  answer 1.0\\x1b",
     ]
 
 
 def test_comparison_json_has_this_shape():
-    results = [arm("identical", (4, 4), (6, 4)), arm("none", (7, 2), (8, 0)), arm("threshold", (9, 1), (9, 1))]
+    results = [arm("identical", (4, 4), (6, 4)), arm("own", (7, 2), (8, 0)), arm("threshold", (9, 1), (9, 1))]
 
     found = json.loads(json.dumps(summary("algorithm.propagation", results, differences(results)), allow_nan=False))
 
@@ -263,7 +263,7 @@ def test_comparison_json_has_this_shape():
         "step_error_rate": {"before": 0.25, "after": {"mean": 0.2, "std": 0.0, "seeds": [0.2, 0.2]}},
     }
     pairs = [(d["value"], d["against"]) for d in found["differences"]]
-    assert pairs == [("none", "identical"), ("threshold", "identical"), ("threshold", "none")]
+    assert pairs == [("own", "identical"), ("threshold", "identical"), ("threshold", "own")]
     assert found["differences"][0]["pass_at_1"]["mean"] == pytest.approx(0.25)
     low, high = found["differences"][0]["pass_at_1"]["interval"]
     assert low < 0.25 < high
@@ -477,7 +477,7 @@ def test_ignored_hangup_stays_ignored(tmp_path, reporter):
 # The whole of it
 
 
-ARMS = ("compare", TOY, "--vary", "algorithm.propagation=identical,none", "--jobs", 2, "trainer.default_local_dir=out")
+ARMS = ("compare", TOY, "--vary", "algorithm.propagation=identical,own", "--jobs", 2, "trainer.default_local_dir=out")
 
 
 def compare(*arguments):
@@ -504,14 +504,14 @@ def compared(tmp_path_factory):
 def test_comparison_prints_a_table_and_writes_its_files(compared):
     folder, result = compared
 
-    for words in ("identical", "none - identical", "step error rate", "numbers: out/comparison.json", "comparison.png"):
+    for words in ("identical", "own - identical", "step error rate", "numbers: out/comparison.json", "comparison.png"):
         assert words in result.stdout
     assert "before -> after 2 training steps, on 6 tasks, 1 seed" in result.stdout
     assert "compare.values has no entry for identical: trained with the recipe's options" in result.stderr
     assert "identical, seed 0: done" in result.stderr
     assert (folder / "out" / "comparison.png").read_bytes().startswith(b"\x89PNG")
     found = json.loads((folder / "out" / "comparison.json").read_text())
-    assert list(found["values"]) == ["identical", "none"]
+    assert list(found["values"]) == ["identical", "own"]
     for name, value in found["values"].items():
         after = json.loads((folder / "out" / name / "seed0" / "evaluation.json").read_text())
         assert value["pass_at_1"]["after"]["seeds"] == [after["metrics"]["pass_at_1"]]
@@ -519,14 +519,14 @@ def test_comparison_prints_a_table_and_writes_its_files(compared):
 
 def test_arms_run_with_their_overrides_from_one_start(compared):
     settings = {}
-    for name in ("identical", "none"):
+    for name in ("identical", "own"):
         config = json.loads((compared[0] / "out" / name / "seed0" / "run.json").read_text())["config"]
         lr = config["actor_rollout_ref"]["actor"]["optim"]["lr"]
-        settings[name] = (lr, config["algorithm"]["propagation"], config["data"]["seed"])
+        settings[name] = (lr, config["algorithm"]["propagation"]["rule"], config["data"]["seed"])
 
-    assert settings == {"identical": (1e-3, "identical", 0), "none": (2e-3, "none", 0)}
+    assert settings == {"identical": (1e-3, "identical", 0), "own": (2e-3, "own", 0)}
     assert len(list((compared[0] / "out" / "before").glob("*.json"))) == 1  # one evaluation for all arms
-    lines = (compared[0] / "out" / "none" / "seed0" / "metrics.jsonl").read_text().splitlines()
+    lines = (compared[0] / "out" / "own" / "seed0" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2]
 
 
@@ -534,17 +534,17 @@ def test_finished_runs_are_kept_and_broken_ones_repeated(compared, monkeypatch):
     monkeypatch.chdir(compared[0])
     monkeypatch.setattr(sys, "executable", fast_python())
     kept = Path("out/identical/seed0/run.json").stat().st_mtime_ns
-    broken = Path("out/none/seed0")
+    broken = Path("out/own/seed0")
     (broken / "evaluation.json").unlink()
 
     result = compare()
 
     assert result.exit_code == 0, result.output
     assert "1 of 3 runs are finished already, and not repeated" in result.stderr
-    assert "none, seed 0: was interrupted, goes on after step 2" in result.stderr
+    assert "own, seed 0: was interrupted, goes on after step 2" in result.stderr
     assert Path("out/identical/seed0/run.json").stat().st_mtime_ns == kept
     assert (broken / "evaluation.json").exists()
-    assert list(json.loads(Path("out/comparison.json").read_text())["values"]) == ["identical", "none", "none_answer"]
+    assert list(json.loads(Path("out/comparison.json").read_text())["values"]) == ["identical", "own", "own_answer"]
 
 
 def test_folder_with_other_runs_is_refused(compared, monkeypatch):
@@ -566,9 +566,9 @@ def half_done(compared, tmp_path, monkeypatch):
 
 
 def test_broken_run_is_kept_if_another_folder_is_foreign(half_done):
-    (half_done / "none" / "seed0" / "run.json").unlink()
+    (half_done / "own" / "seed0" / "run.json").unlink()
 
-    assert refusal("--no-arms") == "trainer.default_local_dir: out/none/seed0 holds files that are not of a run"
+    assert refusal("--no-arms") == "trainer.default_local_dir: out/own/seed0 holds files that are not of a run"
     assert (half_done / "identical" / "seed0" / "run.json").exists()
 
 
@@ -587,7 +587,7 @@ def test_failed_run_gives_exit_code_1(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.py").write_text("async def solve(task, team):\n    raise RuntimeError('no such world')\n")
 
-    result = compare("--no-arms", "--only", "none", f"team.workflow={tmp_path}/broken.py:solve")
+    result = compare("--no-arms", "--only", "own", f"team.workflow={tmp_path}/broken.py:solve")
 
     assert result.exit_code == 1
     assert "no such world" in result.stderr
@@ -599,8 +599,8 @@ def test_failed_run_gives_exit_code_1(tmp_path, monkeypatch):
     ("argument", "message"),
     [
         ("--seeds=0", "--seeds: expected 1 or more"),
-        ("algorithm={propagation: none}", "algorithm.propagation: is varied by --vary"),
-        ("compare.values.none.recipe.tasks=4", "none and identical are evaluated on different tasks"),
+        ("algorithm={propagation: own}", "algorithm.propagation: is varied by --vary"),
+        ("compare.values.own.recipe.tasks=4", "own and identical are evaluated on different tasks"),
         ("compare.arms.more.data={seed: 4}", "data.seed: is set by compare itself, the same for every arm; more"),
         ("data.train_files=nowhere.jsonl", "no file 'nowhere.jsonl'"),
         ("trainer.total_training_steps=0", "would leave nothing to compare"),

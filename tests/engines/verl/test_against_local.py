@@ -17,7 +17,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from creditflow.credit import CreditOptions, assign, make_threshold
+from creditflow.credit import assign, make_threshold
 from creditflow.data import Score, Trajectory, TrajectoryBatch
 from creditflow.engines.verl.agent_loop import step_output
 from creditflow.engines.verl.rollouts import ReceivedRecords, RolloutRecord, take
@@ -25,7 +25,7 @@ from creditflow.engines.verl.rows import VerlRows, concatenate_rows, delete_rows
 from creditflow.engines.verl.runner import sampled_steps
 from creditflow.engines.verl.trainer import RolloutBuffer, trained_by
 from creditflow.rewards import ScoringReport
-from tests.builders import make_trajectory, step
+from tests.builders import credit_options, make_trajectory, step
 
 WHERE = "creditflow_train"
 
@@ -109,11 +109,10 @@ async def put_rows(trajectory: Trajectory, key: str) -> list[str]:
         {"propagation": "threshold", "outcome_to": "answer"},
         {"propagation": "threshold", "decomp_granularity": "token_level", "group_by": "task_agent"},
         {"adv_estimator": "reinforce_plus_plus"},
-        {"propagation": "none", "score_weight": "calibrated", "score_model": "noisy_and"},
+        {"propagation": "calibrated"},
         {
             "propagation": "threshold",
             "adv_estimator": "gae",
-            "outcome_to": "answer",
             "gamma": 0.9,
             "lam_token": 0.9,
             "gamma_token": 0.99,
@@ -122,7 +121,7 @@ async def put_rows(trajectory: Trajectory, key: str) -> list[str]:
     ids=lambda options: ",".join(map(str, options.values())) or "default",
 )
 def test_rows_get_the_advantages_that_the_local_engine_trains_on(queue, options):
-    chosen = CreditOptions(**options)
+    chosen = credit_options(**options)
     trajectories = recorded(seed=len(options))
     batch = TrajectoryBatch.from_trajectories(trajectories)
     values_T = np.random.default_rng(1).normal(size=int(batch.token_offsets[-1])).astype(np.float32).astype(np.float64)
@@ -160,13 +159,12 @@ def test_rows_get_the_advantages_that_the_local_engine_trains_on(queue, options)
         for s in range(batch.n_steps)
         if batch.response_mask[batch.token_offsets[s] : batch.token_offsets[s + 1]].any()
     }
-    assert {step_of[key] for key in trained.keys} == {s for s in sampled if local.trained_S[s]}
+    assert {step_of[key] for key in trained.keys} == {s for s in sampled if local.groups.trained_S[s]}
     for key, row in zip(trained.keys, got["advantages"].unbind(), strict=True):
         start, end = batch.token_offsets[step_of[key]], batch.token_offsets[step_of[key] + 1]
         np.testing.assert_allclose(row.numpy(), advantages_T[start:end], rtol=1e-6, atol=1e-6)
-    np.testing.assert_array_equal(ours.credit_S, local.credit_S)
-    after = [None if one.history_after is None else one.history_after.to_json() for one in (ours, local)]
-    assert after[0] == after[1]
+    np.testing.assert_array_equal(ours.credit.total_S, local.credit.total_S)
+    assert ours.history_after.to_json() == local.history_after.to_json()
     assert np.abs(advantages_T).max() > 0
     delete_rows(concatenate_rows([rows]), keep=())
 

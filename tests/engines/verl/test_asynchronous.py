@@ -60,7 +60,7 @@ def test_recorded_credit_is_that_of_the_trajectories(trained: Run):
     for recorded, assignment in reassigned(Ledger.open(trained.folder), {}):
         assert recorded.assignment is not None
         assert recorded.assignment.options.max_version_lag == 2
-        np.testing.assert_array_equal(assignment.trained_S, recorded.assignment.trained_S)
+        np.testing.assert_array_equal(assignment.groups.trained_S, recorded.assignment.groups.trained_S)
         np.testing.assert_array_equal(assignment.token_advantages(), recorded.assignment.token_advantages())
 
 

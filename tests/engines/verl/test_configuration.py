@@ -406,7 +406,6 @@ UNKNOWN = "got an unexpected keyword argument 'mine'"
             "{key}: false, but verl",
         ),
         ("actor_rollout_ref.model.path=null", "{key}: expected a Hugging Face"),
-        (f"-- {ROLLOUT}.n=1", "{key}: grpo expects at least 2 rollouts of each task, got 1"),
         (f"-- {ACTOR}.optim.betas=[a,b]", "{key}: "),
         (f"-- {ROLLOUT}.tensor_model_parallel_size=3", "{key}: rollout servers of 3 devices, which the 8 ("),
         (f"-- {ACTOR}.ppo_micro_batch_size_per_gpu=4", f"{{key}}: has no effect while {ACTOR}.use_dynamic_bsz is true"),

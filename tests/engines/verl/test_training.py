@@ -114,17 +114,17 @@ def assert_every_step_can_be_asked_why(folder: Path) -> None:
     for recorded in Ledger.open(folder):
         assert recorded.assignment is not None
         for s in range(recorded.batch.n_steps):
-            assert explain(recorded.assignment, s).replay() == recorded.assignment.advantage_S[s]
+            assert explain(recorded.assignment, s).replay() == recorded.assignment.advantage.advantage_S[s]
 
 
 def test_recorded_credit_matches_the_recorded_rollouts(chain: Run):
     config = load_recipe(CHAIN, LITTLE).config
     for recorded in Ledger.open(chain.folder):
         batch = recorded.batch
-        assignment = assign(batch, config.algorithm, threshold=make_threshold(0.5, config.team.agents))
+        assignment = assign(batch, config.credit, threshold=make_threshold(0.5, config.team.agents))
         file = pq.read_table(chain.folder / f"steps/{recorded.step:06d}.parquet")
-        assert file["advantage"].to_numpy().tolist() == assignment.advantage_S.tolist()
-        assert file["credit"].to_numpy().tolist() == assignment.credit_S.tolist()
+        assert file["advantage"].to_numpy().tolist() == assignment.advantage.advantage_S.tolist()
+        assert file["credit"].to_numpy().tolist() == assignment.credit.total_S.tolist()
         assert batch.scored.any(axis=1).all()
         assert len(np.unique(batch.scores[batch.scored])) > 2
         assert not np.isnan(batch.outcome).any()
@@ -208,14 +208,17 @@ def test_http_agents_are_trained_on_their_samples(tmp_path: Path):
 
 
 HALVES = """
-from creditflow.credit import Credit, propagation_rule
-from creditflow.credit.records import PROPAGATION_RULES
+from dataclasses import dataclass, replace
+
+from creditflow.credit import OutcomeRule, propagation_rule
 
 
-@propagation_rule("halves", flows="nothing")
-def halves(inputs):
-    credit = PROPAGATION_RULES["none"].credit(inputs)
-    return Credit(0.5 * credit.own_S, credit.received_S, credit.shared_S, credit.withheld_S, credit.reached_S)
+@propagation_rule("halves")
+@dataclass(frozen=True)
+class Halves(OutcomeRule):
+    def credit(self, inputs):
+        credit = self.paid(inputs)
+        return replace(credit, own_S=0.5 * credit.own_S, paid_S=None)
 """
 
 
@@ -224,9 +227,9 @@ def test_rule_of_a_file_assigns_credit(tmp_path: Path):
     for file in (TOY, TOY.with_suffix(".py")):
         shutil.copy(file, tmp_path)
     (tmp_path / "rules.py").write_text(HALVES)
-    rule = "algorithm.propagation=rules.py:halves"
+    rule = "algorithm.propagation=rules.py:Halves"
     run(tmp_path / TOY.name, tmp_path / "run", rule, "trainer.total_training_steps=1")
     recorded = Ledger.open(tmp_path / "run").read(1)
-    assert recorded.assignment.options.propagation == f"{tmp_path}/rules.py:halves"
-    plain = assign(recorded.batch, replace(recorded.assignment.options, propagation="none"))
-    np.testing.assert_array_equal(recorded.assignment.own_S, 0.5 * plain.own_S)
+    assert recorded.assignment.options.propagation.name == f"{tmp_path}/rules.py:Halves"
+    plain = assign(recorded.batch, replace(recorded.assignment.options, propagation="own"))
+    np.testing.assert_array_equal(recorded.assignment.credit.own_S, 0.5 * plain.credit.own_S)

@@ -12,7 +12,7 @@ from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from creditflow import CreditOptions, outcome, reward
+from creditflow import credit_options, outcome, reward
 from creditflow.credit import assign
 from creditflow.engines.models.tiny import tiny_byte_model
 from creditflow.errors import ConfigError
@@ -20,13 +20,11 @@ from creditflow.plugins.trl import CreditGRPOTrainer
 
 FOLDER = Path(sys.argv[1])
 TASKS = [{"prompt": [{"role": "user", "content": f"say {word}"}], "answer": word} for word in ("a", "bc", "d", "ef")]
-CREDIT = CreditOptions(propagation="threshold", propagation_threshold=0.3, outcome_to="answer", group_by="agent")
-TOKENS = CreditOptions(
-    propagation="none", adv_estimator="reinforce_plus_plus", gamma_token=0.5, outcome_to="answer", group_by="agent"
+CREDIT = credit_options(propagation="threshold", propagation_threshold=0.3, outcome_to="answer", group_by="agent")
+TOKENS = credit_options(
+    propagation="own", adv_estimator="reinforce_plus_plus", gamma_token=0.5, outcome_to="answer", group_by="agent"
 )
-NEUTRAL = CreditOptions(
-    propagation="identical", reward_decomp=False, outcome_to="answer", group_by="task", norm_adv_by_std_in_grpo=False
-)
+NEUTRAL = credit_options(propagation="identical", reward_decomp=False, group_by="task", norm_adv_by_std_in_grpo=False)
 
 
 def share_of_letters(text):
@@ -108,7 +106,7 @@ def expected(batch, options):
             batch.response_ids[batch.token_offsets[s] : batch.token_offsets[s + 1]].tolist(),
             advantage_T[batch.token_offsets[s] : batch.token_offsets[s + 1]].tolist(),
         ]
-        for s in np.flatnonzero(made.trained_S)
+        for s in np.flatnonzero(made.groups.trained_S)
     ]
 
 
@@ -184,7 +182,7 @@ def refused():
     given = {"workflow": alone, "agents": {"writer": ""}, "rewards": [right]}
     cases = [
         {"args": config(loss_type="grpo")},
-        {"args": config(), "credit": CreditOptions(adv_estimator="gae")},
+        {"args": config(), "credit": credit_options(adv_estimator="gae")},
         {"args": config(), "reward_funcs": [right]},
         {"args": config(), "rewards": [right, right]},
     ]

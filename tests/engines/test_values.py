@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from creditflow.credit.analysis.fidelity import DecisionValues, Precision, Share, fidelity, spearman, task_weights
+from creditflow.engines.local.values import DecisionValues, Precision, Share, fidelity, spearman, task_weights
 from tests.builders import examples
 from tests.oracle.fidelity import bootstrap, correlation, mean_and_squared_error
 
