@@ -64,7 +64,7 @@ DEMO_JOBS ?= 3
 DEMO_ARGS ?=
 
 demo: $(STAMPS)/demo
-	$(BIN)/creditflow compare arithmetic_chain_sparse --vary algorithm.propagation=identical,none,threshold \
+	$(BIN)/creditflow compare arithmetic_chain_sparse --vary algorithm.propagation=identical,own,threshold \
 		--seeds 1 --no-arms --jobs $(DEMO_JOBS) \
 		trainer.total_training_steps=$(DEMO_STEPS) data.val_max_samples=$(DEMO_TASKS) $(DEMO_ARGS)
 
@@ -80,7 +80,7 @@ demo-llm: $(STAMPS)/llm
 	@echo "$(LLM_STEPS) training steps of SmolLM2-135M for each arm, two arms at a time: about 15 minutes on two quiet cores"
 	@echo "(ARMS=all: 30 minutes). After an interruption, make demo-llm goes on where it stopped."
 	$(BIN)/creditflow compare sums_team --seeds 1 --jobs $(LLM_JOBS) \
-		--vary algorithm.propagation=identical,none$(if $(filter all,$(ARMS)),$(comma)threshold,) \
+		--vary algorithm.propagation=identical,own$(if $(filter all,$(ARMS)),$(comma)threshold,) \
 		$(if $(filter all,$(ARMS)),,--no-arms) \
 		trainer.total_training_steps=$(LLM_STEPS) data.val_max_samples=$(LLM_TASKS) \
 		trainer.save_freq=2 trainer.max_actor_ckpt_to_keep=1 trainer.default_local_dir=$(LLM_FOLDER)

@@ -179,24 +179,23 @@ def _options(*options: str) -> tuple[str, ...]:
     return tuple(f"algorithm.{option}" for option in options)
 
 
-_OWN = _options("propagation=none")
+_OWN = _options("propagation=own")
 _BY_TASK = _options("group_by=task_agent")
-_CALIBRATED = (*_OWN, *_BY_TASK, *_options("score_weight=calibrated"))
 
 MAPPO = "mappo"
 """The rule that trains a critic, with the learning rate of the recipe `arithmetic_estimators`."""
 RULES: Mapping[str, tuple[str, ...]] = {
     BASELINE: _options("propagation=identical"),
-    MEAN: _options("propagation=identical", "shared_reward=outcome_plus_mean_sub_reward"),
+    MEAN: _options("propagation={rule: identical, shared_reward: outcome_plus_mean_sub_reward}"),
     OWN: _OWN,
     "own + outcome, by task": (*_OWN, *_BY_TASK),
     "threshold": _options("propagation=threshold"),
     "threshold, freeze": _options("propagation=threshold", "on_closed_gate=freeze"),
     "discounted": _options("propagation=discounted"),
     "posterior": _options("propagation=posterior"),
-    "calibrated": _CALIBRATED,
-    "calibrated + harm": (*_CALIBRATED, *_options("score_model=noisy_and", "w_m=1")),
-    "harm": (*_OWN, *_BY_TASK, *_options("score_model=noisy_and", "w_r=0", "w_m=1", "w_o=0.3")),
+    "calibrated": (*_BY_TASK, *_options("propagation={rule: calibrated, w_m: 0}")),
+    "calibrated + harm": (*_BY_TASK, *_options("propagation=calibrated")),
+    "harm": (*_BY_TASK, *_options("propagation={rule: calibrated, score_weight: fixed, w_r: 0, w_o: 0.3}")),
     **{
         name: _options(f"preset={name}") for name in ("magrpo", "at_grpo", "dr_mas", "gigpo", "gagpo", "irc", "mt_grpo")
     },

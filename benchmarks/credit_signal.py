@@ -29,7 +29,7 @@ from benchmarks.record import MISSED, RESULTS, ROOT, Figure, exit_with, fill_pag
 from benchmarks.recordings import BATCHES, CreditedBatches, Recording, credit_all, credited, record
 from benchmarks.sources import TRAINING, Work
 from creditflow._utils.files import alone_in
-from creditflow.credit import CreditOptions
+from creditflow.config import credit_options
 from creditflow.data import Floats
 
 MEASURES = (
@@ -45,7 +45,7 @@ PAGE, COMMAND = ROOT / "docs" / "benchmarks" / "credit_rules.md", "python -m ben
 NAME = "credit_signal"
 INVERTED = {"noisy, 20 %": 0.20, "noisy, 35 %": 0.35}
 """The share of inverted verdicts, by case; for the result files."""
-_UNBIASED = CreditOptions(propagation="identical", adv_estimator="rloo", group_by="task")
+_UNBIASED = credit_options(propagation="identical", adv_estimator="rloo", group_by="task")
 
 
 @dataclass(frozen=True)

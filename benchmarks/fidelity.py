@@ -33,9 +33,8 @@ from benchmarks.record import MISSED, RESULTS, ROOT, Figure, exit_with, fill_pag
 from benchmarks.recordings import LAST_BATCHES, CreditedBatches, Recording, recipe_of, team_of
 from benchmarks.sources import TRAINING, Work
 from creditflow._utils.files import write_whole
-from creditflow.config import trained_agents
-from creditflow.credit import CreditOptions, assign
-from creditflow.credit.analysis.fidelity import DecisionValues, Share, fidelity, spearman, task_weights
+from creditflow.config import credit_options, trained_agents
+from creditflow.credit import assign
 from creditflow.data import Bools, Floats, TrajectoryBatch
 from creditflow.engines.common.components import build_components
 from creditflow.engines.local.decisions import (
@@ -47,10 +46,11 @@ from creditflow.engines.local.decisions import (
 )
 from creditflow.engines.local.fidelity import decision_candidates
 from creditflow.engines.local.policy_set import PolicySet
+from creditflow.engines.local.values import DecisionValues, Share, fidelity, spearman, task_weights
 
 MEASURES = (
     *TRAINING,
-    "src/creditflow/credit/analysis/fidelity.py",
+    "src/creditflow/engines/local/values.py",
     "src/creditflow/recipes/arithmetic_chain.py",
     "src/creditflow/recipes/arithmetic_chain.yaml",
     "benchmarks/cases.py",
@@ -74,7 +74,7 @@ def measure_values(
     components, policies = build_components(recipe), PolicySet.for_rollouts(recipe)
     trajectories = [one for batch in batches for one in batch.to_trajectories()]
     whole = TrajectoryBatch.from_trajectories(trajectories)
-    by_outcome = assign(whole, CreditOptions(propagation="identical"))
+    by_outcome = assign(whole, credit_options(propagation="identical"))
     candidate_S = decision_candidates(by_outcome, trained_agents(recipe.config))
     rng = np.random.default_rng(0)
     chosen = choose_decisions(whole, candidate_S, continuations, decisions, math.inf, rng)

@@ -31,6 +31,7 @@ import numpy as np
 from benchmarks.record import Figure, exit_with, measured_apart, quick_parser, show, write
 from benchmarks.single_turn import one_step_batch, problems
 from benchmarks.sources import hashes
+from creditflow.config import credit_options
 from creditflow.data import TrajectoryBatch
 
 MEASURES = ("src/creditflow/credit", "src/creditflow/engines/local", "src/creditflow/rollout/scheduler.py")
@@ -394,7 +395,7 @@ def _peak_of_long(device: str, n_trajectories: int, steps: int, tokens: int) -> 
     import torch
 
     from creditflow.config import ActorConfig
-    from creditflow.credit import CreditOptions, assign
+    from creditflow.credit import assign
     from creditflow.data import Score, Step, Task, Trajectory, TrajectoryBatch
     from creditflow.engines.local.actor import Actor
     from creditflow.engines.local.policy import Policy
@@ -415,7 +416,7 @@ def _peak_of_long(device: str, n_trajectories: int, steps: int, tokens: int) -> 
         trajectories.append(Trajectory(str(n), str(n // 4), Task("", (), None), made, outcome=Score(float(n % 2))))
     batch = TrajectoryBatch.from_trajectories(trajectories)
     before = _megabytes(device)
-    assignment = assign(batch, CreditOptions(propagation="threshold"))
+    assignment = assign(batch, credit_options(propagation="threshold"))
     every, first = np.ones(batch.n_steps, dtype=np.bool_), np.zeros(batch.n_steps, dtype=np.int64)
     actor.update(batch, assignment.token_advantages(), every, first)
     return {"mb": _megabytes(device) - before}

@@ -36,7 +36,7 @@ from creditflow.reports.comparison_plot import COLOURS, STYLES
 from creditflow.rollout import AgentSpec, ChatClient, ChatReply, Rollout, Sampling, Scheduler, run_rollout
 
 MEASURES = (*TRAINING, "src/creditflow/recipes/tool_chain.py", "src/creditflow/recipes/tool_chain.yaml")
-RULES = ("identical", "none", "discounted", "threshold")
+RULES = ("identical", "own", "discounted", "threshold")
 SEEDS, LAST = 5, 5
 SEARCHES = [0, 2, 4]
 """Positions of the chain's first three searches."""

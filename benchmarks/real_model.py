@@ -7,7 +7,7 @@ on two cores.
 
 Rates are chosen on one tuning seed at half length, on tasks that no other run is evaluated on. Rates of the other cases
 are those of `sums_team`. Each finished run is kept as `docs/results/real_model/<run>.json`, so that a fresh clone
-builds the table without training (`--table`), and repeats single runs (`--only sums-none-seed0 --again`). Interrupted
+builds the table without training (`--table`), and repeats single runs (`--only sums-own-seed0 --again`). Interrupted
 runs go on from their newest checkpoint. Writes `docs/results/real_model.json`, and a figure for each case of `DRAWN`;
 `--table` leaves the result file, with its date and processor, as it is.
 """
@@ -79,23 +79,23 @@ ALWAYS = (
 QUICK = ("data.train_batch_size=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2", "data.val_max_samples=4")
 ARMS = {
     "identical": ("algorithm.propagation=identical",),
-    "mean": ("algorithm.propagation=identical", "algorithm.shared_reward=outcome_plus_mean_sub_reward"),
-    "none": ("algorithm.propagation=none", "algorithm.outcome_to=all"),
+    "mean": ("algorithm.propagation={rule: identical, shared_reward: outcome_plus_mean_sub_reward}",),
+    "own": ("algorithm.propagation=own",),
     "threshold": ("algorithm.propagation=threshold", "algorithm.outcome_to=answer"),
     "calibrated": ("algorithm.preset=calibrated",),
     "posterior": ("algorithm.propagation=posterior",),
 }
-"""`identical`: the outcome to every step. `mean`: outcome + mean sub-reward of the trajectory to every step. `none`:
+"""`identical`: the outcome to every step. `mean`: outcome + mean sub-reward of the trajectory to every step. `own`:
 own sub-reward + outcome. `threshold`: own sub-reward, and the outcome from the answer upstream through open gates.
 `calibrated`: own sub-reward with a calibrated weight, a charge for probable harm, and the outcome.
 `posterior`: the probability that the step was right, given all scores and the outcome."""
 WORDS = {
     "identical": "`identical`: the shared reward",
     "mean": "`identical`, outcome + mean sub-reward",
-    "none": "`none`: own score + outcome",
+    "own": "`own` (default): own score + outcome",
     "threshold": "`threshold`: own score + gated outcome",
     "calibrated": "`calibrated`: calibrated score + charge for harm + outcome",
-    "posterior": "`posterior` (default): probability that the step was right",
+    "posterior": "`posterior`: probability that the step was right",
 }
 """The arms in the README."""
 
@@ -107,7 +107,7 @@ class Case:
     name: str
     recipe: str
     settings: tuple[str, ...] = ()
-    arms: tuple[str, ...] = ("identical", "none")
+    arms: tuple[str, ...] = ("identical", "own")
     seeds: int = 3
     steps: int = STEPS
     samples: int = 1
@@ -123,7 +123,7 @@ class Case:
         return Run(case, arm, rate, seed)
 
 
-_ABLATED = ("identical", "none", "calibrated", "posterior")
+_ABLATED = ("identical", "own", "calibrated", "posterior")
 CASES = (
     Case("sums", "sums_team", arms=tuple(ARMS)),
     Case("single", "sums_single", arms=("identical",), steps=5 * STEPS),
@@ -447,8 +447,8 @@ class CaseResult:
 
     @cached_property
     def differences(self) -> list[ArmDifference]:
-        """Every arm against `identical`, and the arms with sub-rewards against `none`."""
-        return differences(self.arms, [("calibrated", "none")])
+        """Every arm against `identical`, and the arms with sub-rewards against `own`."""
+        return differences(self.arms, [("calibrated", "own")])
 
     @property
     def problems(self) -> int:

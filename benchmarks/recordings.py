@@ -26,7 +26,7 @@ from benchmarks.credit_rules import ALWAYS, CASES, MAPPO, OTHER_TEAMS, RECIPE, R
 from creditflow._utils.files import write_whole
 from creditflow._utils.progress import Reporter
 from creditflow.config import Recipe, load_recipe, trained_policies
-from creditflow.credit import Assignment, CreditOptions, assign, make_threshold
+from creditflow.credit import Assignment, CreditOptions, assign
 from creditflow.credit.analysis.metrics import batch_stats
 from creditflow.credit.history import History
 from creditflow.data import Floats, Trajectory, TrajectoryBatch
@@ -274,7 +274,7 @@ def _credit_team(team: str, batches: int, folder: Path, file: Path) -> None:
     torch.set_num_threads(1)
     recordings = {case: Recording.load(folder, case, batches) for case in cases_by_team()[team]}
     credit = {
-        (rule, case): credited(recording, recipe_of(case, *overrides).config.algorithm)
+        (rule, case): credited(recording, recipe_of(case, *overrides).config.credit)
         for case, recording in recordings.items()
         for rule, overrides in RULES.items()
         if rule != MAPPO
@@ -300,11 +300,11 @@ def critic_credited(team: str, recordings: Mapping[str, Recording]) -> dict[str,
         values_T = policy_set.values(recordings[team].batches[b])
         for case, recording in recordings.items():
             batch = recording.batches[b]
-            assigned = assign(batch, recipe.config.algorithm, values_T=values_T)
+            assigned = assign(batch, recipe.config.credit, values_T=values_T)
             sketch_SD = sketcher(batch, assigned.token_advantages())
             gradients[case].append(sketch_SD.sum(axis=0, dtype=np.float64) / batch.n_trajectories)
             advantages[case].append(trained_advantages(assigned))
-        own_S = assigned.trained_S & batch.sampled_by(policy)
+        own_S = assigned.groups.trained_S & batch.sampled_by(policy)
         mini_batch_N = np.arange(batch.n_trajectories) * MINI_BATCHES // batch.n_trajectories
         assert values_T is not None
         assert assigned.returns_T is not None
@@ -319,7 +319,7 @@ def credited(recording: Recording, options: CreditOptions) -> CreditedBatches:
     """The credit of a rule that only reads the batches. Thresholds and fitted parts adapt from batch to batch."""
     assigned = list(_assignments(recording, options))
     gradient_BD = [
-        summed(one.advantage_S, sketch_SD) / one.batch.n_trajectories
+        summed(one.advantage.advantage_S, sketch_SD) / one.batch.n_trajectories
         for one, sketch_SD in zip(assigned, recording.sketches, strict=True)
     ]
     return CreditedBatches(
@@ -328,11 +328,11 @@ def credited(recording: Recording, options: CreditOptions) -> CreditedBatches:
 
 
 def _assignments(recording: Recording, options: CreditOptions) -> Iterator[Assignment]:
-    threshold, history = make_threshold(options.propagation_threshold), History()
+    threshold, history = options.propagation.make_threshold(), History()
     for batch in recording.batches:
         assigned = assign(batch, options, threshold=threshold, history=history)
         threshold.update(batch_stats(assigned))
-        history = assigned.history_after or history
+        history = assigned.history_after
         yield assigned
 
 
@@ -343,4 +343,4 @@ def summed(weight_S: Floats, sketch_SD: NDArray[np.float32]) -> Floats:
 
 def trained_advantages(assigned: Assignment) -> Floats:
     """[S] the advantages of a batch; NaN for steps that are not trained."""
-    return np.where(assigned.trained_S, assigned.advantage_S, np.nan)
+    return np.where(assigned.groups.trained_S, assigned.advantage.advantage_S, np.nan)

@@ -48,7 +48,8 @@ from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_
 from benchmarks.processes import memory_of
 from benchmarks.record import Figure, exit_with, quick_parser, show, write
 from benchmarks.sources import hashes
-from creditflow.credit import CreditOptions, assign, make_threshold
+from creditflow.config import credit_options
+from creditflow.credit import assign
 from creditflow.credit.analysis.metrics import batch_stats
 from creditflow.data import Score, Step, Task, Trajectory
 from creditflow.engines.common.metrics import step_metrics
@@ -74,7 +75,7 @@ TASKS, TRAJECTORIES, STEPS = 1024, 4, 30
 PROMPT, RESPONSE = (100, 200), (20, 60)
 """Range of tokens."""
 PACKAGES = ("creditflow", "verl", "TransferQueue", "ray", "torch", "tensordict", "numpy", "pyarrow", "numba")
-OPTIONS = CreditOptions(propagation="threshold", adv_estimator="grpo")
+OPTIONS = credit_options(propagation="threshold", adv_estimator="grpo")
 POLICY = "default"
 AT_ONCE = 16
 """Concurrent puts of trajectories."""
@@ -369,7 +370,7 @@ def drive(queue: Dictionary, path: Path, early: float = EARLY_FRAC) -> Clock:
     (path / "steps").mkdir(parents=True, exist_ok=True)
     folder = TimedFolder(path)
     folder.clock = clock
-    threshold = make_threshold(OPTIONS.propagation_threshold)
+    threshold = OPTIONS.propagation.make_threshold()
     processor, where = time.process_time(), partition(validate=False)
     with clock.part("receiving early"), instead_of_queue(queue, rollouts_module):
         received.fetch(where, {key: queue.tags[key] for key in queue.keys[: int(early * n)]})

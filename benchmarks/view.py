@@ -23,7 +23,8 @@ from benchmarks.processes import content_of, live_view, memory_of
 from benchmarks.record import Figure, exit_with, quick_parser, show, write
 from benchmarks.sources import hashes
 from benchmarks.synthetic import chain_batch
-from creditflow.credit import Assignment, CreditOptions, assign
+from creditflow.config import credit_options
+from creditflow.credit import Assignment, assign
 from creditflow.credit.analysis.metrics import credit_metrics
 from creditflow.data import Task, TrajectoryBatch
 from creditflow.runs import Ledger, RunFolder
@@ -81,7 +82,7 @@ def write_run(folder: Path, training_steps: int) -> Ledger:
 
 def _drawn(seed: int) -> tuple[TrajectoryBatch, Assignment]:
     batch = chain_batch(TASKS, TRAJECTORIES, STEPS, seed=seed)
-    return batch, assign(batch, CreditOptions(propagation="threshold", outcome_to="all"))
+    return batch, assign(batch, credit_options(propagation="threshold", outcome_to="all"))
 
 
 def _renamed(batch: TrajectoryBatch, number: int) -> TrajectoryBatch:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from creditflow import CreditOptions, TrajectoryBatch, assign
+from creditflow import TrajectoryBatch, assign, credit_options
 
 batch = TrajectoryBatch.from_arrays(
     trajectory_of_step=np.array([0, 0, 1, 1, 2, 2]),  # six steps of three trajectories
@@ -12,5 +12,5 @@ batch = TrajectoryBatch.from_arrays(
     scores=np.array([[1.0], [1.0], [1.0], [0.0], [0.0], [0.0]]),  # one score per step; nan: none
     outcome=np.array([1.0, 0.0, 0.0]),
 )
-credit = assign(batch, CreditOptions(propagation="threshold"))
-print(credit.advantage_S.round(3))
+credit = assign(batch, credit_options(propagation="threshold"))
+print(credit.advantage.advantage_S.round(3))
