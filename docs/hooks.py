@@ -21,8 +21,14 @@ from mkdocs.structure.pages import Page
 
 PAGE = "reference/configuration.md"
 ROOT_CLASS = "creditflow.config.Config"
-BOUNDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+ALGORITHM = "creditflow.config.algorithm.AlgorithmConfig"
+ALGORITHM_PARTS = ("creditflow.config.algorithm.AlgorithmKeys", "creditflow.credit.records.CreditOptions")
+"""The section `algorithm` is made from these classes when it is imported."""
+RULES = "creditflow.credit.rules"
+BOUNDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most", "at_least": "at least", "at_most": "at most"}
 NAMED_BOUNDS = {"Positive(Int|Float)": "above 0", "NonNegative(Int|Float)": "at least 0"}
+HELPERS = {"field": "", "Field": "", "option": "", "weight": "at least 0", "share": "from 0 to 1"}
+"""Functions that make a field from its default, with their bounds."""
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
@@ -99,30 +105,61 @@ def _plugin_sections() -> dict[str, str]:
 
 def _section(prefix: str, section: griffe.Class) -> Iterator[str]:
     """The table of the keys of `section`, then the sections in it."""
-    rows, inner = [], []
-    for name, field in section.all_members.items():
-        if name.startswith("_") or not field.is_attribute or field.annotation is None:
-            continue
+    rows, inner, is_algorithm = [], [], section.path == ALGORITHM_PARTS[0]
+    fields = _fields(section)
+    if is_algorithm:
+        fields = {**_fields(_class(section.modules_collection[ALGORITHM_PARTS[1]])), **fields}
+    for name, field in fields.items():
         kind, part = str(field.annotation), _section_class(field)
-        if kind.startswith("ClassVar"):
-            continue
         if part is not None:
             repeated = ".<name>" if kind.startswith("dict") else "[]" if kind.startswith("list") else ""
             inner.append((f"{prefix}{name}{repeated}", part))
         else:
             meaning = " ".join(field.docstring.value.split()) if field.docstring else ""
             rows.append(f"| `{name}` | {_default(field)} | {_escaped(meaning)} |")
-    if prefix:
-        yield f"\n## `{prefix.rstrip('.')}`\n"
-        yield f"{section.docstring.value if section.docstring else ''}\n"
-    if rows:
-        yield from ("| key | default, bounds | meaning |", "| --- | --- | --- |", *rows)
+    yield from _table(prefix.rstrip("."), section, rows)
+    if is_algorithm:
+        for name, rule in _rules(section).items():
+            yield from _section(f"algorithm.propagation: {{rule: {name}}}.", rule)
     for name, path in _plugin_sections().items():
         parent, _, key = name.rpartition(".")
         if prefix == (f"{parent}.<name>." if parent else ""):
             inner.append((f"{prefix}{key}", _class(section.modules_collection[path.replace(":", ".")])))
     for key, part in inner:
         yield from _section(f"{key}.", part)
+
+
+def _fields(section: griffe.Class) -> dict[str, Any]:
+    """The fields of a section by name, also those of its bases."""
+    return {
+        name: field
+        for name, field in section.all_members.items()
+        if not name.startswith("_")
+        and field.is_attribute
+        and field.annotation is not None
+        and "instance-attribute" in field.labels  # no property and no class variable
+        and "init=False" not in str(field.value)
+    }
+
+
+def _table(title: str, section: griffe.Class, rows: list[str]) -> Iterator[str]:
+    """The heading of a section, its docstring and its rows."""
+    if title:
+        yield f"\n## `{title}`\n"
+        yield f"{section.docstring.value if section.docstring else ''}\n"
+    if rows:
+        yield from ("| key | default, bounds | meaning |", "| --- | --- | --- |", *rows)
+
+
+def _rules(section: griffe.Class) -> dict[str, griffe.Class]:
+    """The classes of the propagation rules by name."""
+    rules = {}
+    for module in section.modules_collection[RULES].modules.values():
+        for rule in module.classes.values():
+            for call in rule.decorators:
+                if name := re.fullmatch(r"propagation_rule\('(\w+)'\)", str(call.value)):
+                    rules[name[1]] = rule
+    return dict(sorted(rules.items()))
 
 
 def _escaped(meaning: str) -> str:
@@ -135,7 +172,8 @@ def _escaped(meaning: str) -> str:
 def _default(field: Any) -> str:
     """The default and the bounds of a field, as a recipe would write them; empty for none."""
     tree = ast.parse(str(field.value), mode="eval").body
-    call = tree if isinstance(tree, ast.Call) and ast.unparse(tree.func) in ("field", "Field") else None
+    call = tree if isinstance(tree, ast.Call) and ast.unparse(tree.func) in HELPERS else None
+    helper = HELPERS[ast.unparse(call.func)] if call else ""
     if call:
         options = {one.arg: one.value for one in call.keywords}
         tree = call.args[0] if call.args else options.get("default", options.get("default_factory", ast.Constant(None)))
@@ -146,17 +184,18 @@ def _default(field: Any) -> str:
         )
     bounds = [
         f"{BOUNDS[sign]} {limit}"
-        for sign, limit in re.findall(r"\b(gt|ge|lt|le)=([\d.e-]+)", f"{field.annotation}{field.value}")
+        for sign, limit in re.findall(rf"\b({'|'.join(BOUNDS)})=([\d.e-]+)", f"{field.annotation}{field.value}")
     ]
     bounds += [words for name, words in NAMED_BOUNDS.items() if re.search(rf"\b{name}", str(field.annotation))]
-    return ", ".join([f"`{text}`"] * bool(text) + bounds)
+    return ", ".join([f"`{text}`"] * bool(text) + bounds + [helper] * bool(helper))
 
 
 def _section_class(field: Any) -> griffe.Class | None:
     """The class of a section's options, where the field is a section or a mapping of them."""
     for part in field.annotation.iterate(flat=True) if not isinstance(field.annotation, str) else ():
         if isinstance(part, griffe.ExprName) and part.canonical_path.startswith("creditflow."):
-            found = field.modules_collection[part.canonical_path]
+            path = ALGORITHM_PARTS[0] if part.canonical_path == ALGORITHM else part.canonical_path
+            found = field.modules_collection[path]
             if found.is_class:
                 return _class(found)
     return None

@@ -5,21 +5,21 @@ No number is typed in.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
+import numpy as np
 
-from creditflow import Score, Step, Task, Trajectory, TrajectoryBatch
-from creditflow.credit import Assignment, CreditOptions, assign
+from creditflow import CreditOptions, Score, Step, Task, Trajectory, TrajectoryBatch, assign, credit_options
+from creditflow.credit import Assignment
 
 HALF = 0.31
 """Width of the space for a step."""
 HERE = Path(__file__).parent
-OPEN, CLOSED, BOX = "#1a7f37", "#cf222e", "#f6f8fa"
+OPEN, CLOSED, PLAIN, BOX = "#1a7f37", "#cf222e", "#57606a", "#f6f8fa"
 Spec = tuple[str, float | None, tuple[int, ...], tuple[float, float]]
 """Agent, sub-reward, parents, and position in the picture."""
 
@@ -40,12 +40,13 @@ GRAPH: list[Spec] = [
 
 def main() -> None:
     """Write chain.svg, its variants under other rules, and graph.svg beside this file."""
-    options = CreditOptions(propagation="threshold", outcome_to="answer", sub_reward_origin=0.0, gamma=1.0)
-    _draw(CHAIN, options, "chain.svg", (11.0, 1.9))
-    _draw(CHAIN, CreditOptions(propagation="identical"), "chain_identical.svg", (11.0, 1.9))
-    for rule in ("none", "discounted"):
-        _draw(CHAIN, replace(options, propagation=rule), f"chain_{rule}.svg", (11.0, 1.9))
-    _draw(GRAPH, options, "graph.svg", (8.5, 4.2))
+    own = {"outcome_to": "answer", "sub_reward_origin": 0.0}
+    names = {"threshold": "chain", "own": "chain_own", "discounted": "chain_discounted"}
+    made = {name: credit_options(propagation={"rule": rule, **own}, gamma=1.0) for rule, name in names.items()}
+    made["chain_identical"] = credit_options(propagation="identical")
+    for name, options in made.items():
+        _draw(CHAIN, options, f"{name}.svg", (11.0, 1.9))
+    _draw(GRAPH, made["chain"], "graph.svg", (8.5, 4.2))
 
 
 def _assigned(steps: list[Spec], options: CreditOptions) -> Assignment:
@@ -58,13 +59,14 @@ def _assigned(steps: list[Spec], options: CreditOptions) -> Assignment:
 
 
 def _draw(steps: list[Spec], options: CreditOptions, name: str, size: tuple[float, float]) -> None:
-    a = _assigned(steps, options)
+    credit = _assigned(steps, options).credit
+    gate_S = np.zeros_like(credit.own_S) if credit.gate_S is None else credit.gate_S
     figure, axes = plt.subplots(figsize=size)
     for k, (_, _, parents, (x, y)) in enumerate(steps):
-        colour = OPEN if a.gate_open_S[k] else CLOSED
+        colour = PLAIN if credit.gate_open_S is None else OPEN if credit.gate_open_S[k] else CLOSED
         for parent in parents:
             to = steps[parent][3]
-            passed = a.gate_S[k] * (a.own_S[k] + a.received_S[k]) / len(parents)
+            passed = gate_S[k] * (credit.own_S[k] + credit.received_S[k]) / len(parents)
             axes.annotate(
                 "",
                 xy=(to[0] + HALF, to[1]),
@@ -75,9 +77,11 @@ def _draw(steps: list[Spec], options: CreditOptions, name: str, size: tuple[floa
             middle = ((x + to[0]) / 2, (y + to[1]) / 2)
             axes.text(*middle, f"{passed:.3g}", ha="center", va="center", color=colour, fontsize=9, bbox=label)
     for k, (agent, r, _, (x, y)) in enumerate(steps):
-        scored = "not scored" if r is None else f"r = {r:g}, gate {'open' if a.gate_open_S[k] else 'closed'}"
-        text = f"{agent}\n{scored}\ne = {a.own_S[k]:.3g}\nc = {a.credit_S[k]:.3g}"
-        edge = OPEN if a.gate_open_S[k] else CLOSED
+        scored, edge = "not scored" if r is None else f"r = {r:g}", PLAIN
+        if credit.gate_open_S is not None:
+            scored += "" if r is None else f", gate {'open' if credit.gate_open_S[k] else 'closed'}"
+            edge = OPEN if credit.gate_open_S[k] else CLOSED
+        text = f"{agent}\n{scored}\ne = {credit.own_S[k]:.3g}\nc = {credit.total_S[k]:.3g}"
         axes.text(
             x,
             y,
