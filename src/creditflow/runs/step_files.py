@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from creditflow.config.references import recall_properties, recorded_properties, spelled_out
 from creditflow.credit import Advantage, Assignment, Credit, CreditOptions, Fit, Groups, Rewards
 from creditflow.credit.history import History
 from creditflow.credit.records import CriticTerms
@@ -51,6 +50,7 @@ class Recorded:
 
 def write_step_file(path: Path, step: int, batch: TrajectoryBatch, assignment: Assignment | None) -> None:
     """Write the file of training step `step`; without an assignment, only the trajectories."""
+    from creditflow.config.references import recorded_properties, spelled_out
     from creditflow.data import table
 
     facts: dict[str, Any] = {"version": FORMAT, "training_step": step}
@@ -113,7 +113,10 @@ def options_of(path: Path, facts: Mapping[str, Any]) -> CreditOptions | None:
     if not isinstance(recorded, Mapping):
         raise DataError(f"{path}: options: expected a mapping, got {type(recorded).__name__}")
     try:
-        recall_properties(facts.get("named_by_file", {}))
+        if named := facts.get("named_by_file"):
+            from creditflow.config.references import recall_properties  # the configuration is slow to import
+
+            recall_properties(named)
         options = CreditOptions(**recorded)
     except (ConfigError, TypeError) as error:
         raise DataError(f"{path}: {error}; import the module that registers what it was made with") from error
