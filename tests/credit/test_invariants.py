@@ -1,6 +1,6 @@
 """Invariants of credit for any batch: neutrality, equivariance, independence between steps, gates; the rest by hand."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 
 import numpy as np
 import pytest
@@ -122,6 +122,8 @@ def test_rule_that_is_no_dataclass_is_refused():
     for rule in (lambda inputs: None, type("Undecorated", (Rule,), {})):
         with pytest.raises(ConfigError, match="mine: expected a class derived from Rule, with @data"):
             propagation_rule("mine")(rule)
+    with pytest.raises(ConfigError, match="mine: the field 'rule' is the key of its name; rename it"):
+        propagation_rule("mine")(make_dataclass("Mine", [("rule", str, "a")], bases=(Rule,), frozen=True))
 
 
 # ---- from end to end -------------------------------------------------------------------------------------------------

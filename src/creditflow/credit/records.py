@@ -179,6 +179,8 @@ def propagation_rule(name: str) -> Callable[[R], R]:
                 f"algorithm.propagation: {name}: expected a class derived from Rule, with @dataclass(frozen=True) "
                 f"below @propagation_rule, got {getattr(rule, '__name__', repr(rule))}"
             )
+        if RULE in vars(rule)["__dataclass_fields__"]:
+            raise ConfigError(f"algorithm.propagation: {name}: the field {RULE!r} is the key of its name; rename it")
         rule.name = name
         PROPAGATION_RULES.declare(name, rule, rule)
         return rule
