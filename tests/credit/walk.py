@@ -18,7 +18,7 @@ PACKAGE = "creditflow/credit/"
 
 @dataclass(frozen=True)
 class Walk:
-    """What `sys.setprofile` saw."""
+    """The stops, returns and records of one call."""
 
     stops: tuple[str, ...]
     """The files, in order of entry."""

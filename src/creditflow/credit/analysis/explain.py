@@ -330,7 +330,7 @@ class _OperationLog:
 
     @property
     def fit(self) -> Fit:
-        """What the rule has learned."""
+        """The record of the rule's `fit`."""
         assert self.assignment.fit is not None, "the caller has seen to it"
         return self.assignment.fit
 

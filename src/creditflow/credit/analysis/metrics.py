@@ -101,7 +101,7 @@ def _gates(assignment: Assignment) -> dict[str, float]:
 
 
 def _fitted_parts(assignment: Assignment) -> dict[str, float]:
-    """Metrics of what the rule learned."""
+    """Metrics of a rule's `fit`."""
     result: dict[str, float] = {}
     fit, trained_S = assignment.fit, assignment.groups.trained_S
     if fit is not None and fit.score_weight_S is not None:

@@ -241,7 +241,7 @@ class BuiltIn:
 
     team: AgentNames = None
     agents: Mapping[str, Any] = field(init=False, default_factory=dict, metadata={"check": MAPPING})
-    """What is known of single agents."""
+    """The state of single agents, by name."""
 
     def __post_init__(self) -> None:
         expect_fields(f"{KEY}.", self, {f.name: getattr(self, f.name) for f in fields(self)})
