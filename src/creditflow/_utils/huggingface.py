@@ -174,11 +174,6 @@ def _changes(rope: dict[str, Any]) -> bool:
     return rope.get("short_factor") != rope.get("long_factor") or rope.get("short_mscale") != rope.get("long_mscale")
 
 
-def is_gguf(file: Path) -> bool:
-    """Whether the name is that of a GGUF file."""
-    return file.suffix.lower() == ".gguf"
-
-
 def missing_files(folder: Path) -> list[str]:
     """The missing files of a Hugging Face folder: its configuration, and the weights in one file or in parts.
 
@@ -186,7 +181,7 @@ def missing_files(folder: Path) -> list[str]:
     for one with a GGUF file.
     """
     files = {file.name for file in folder.iterdir()} if folder.is_dir() else set[str]()
-    if not files or any(is_gguf(Path(name)) for name in files):
+    if not files or any(name.lower().endswith(".gguf") for name in files):
         return []
     expected = ["config.json"]
     for whole in _WEIGHTS:

@@ -128,11 +128,10 @@ def _model_path(run: Mapping[str, Any], policy: str) -> str | None:
 def _base(path: str | None) -> tuple[str | None, str | None]:
     """The hub name and the licence of a base model, where they are known. Uses no network."""
     from creditflow.engines.models.folders import is_hub_name, local_folder
-    from creditflow.engines.models.smollm2 import NAME
 
     if path is None or path == "tiny" or path.partition(":")[0].endswith(".py"):
         return None, None
-    if path == NAME:
+    if path == "smollm2":
         return _SMOLLM2, "apache-2.0"
     name = path if is_hub_name(path) and _HUB_NAME.fullmatch(path) else None
     try:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from creditflow._utils.huggingface import is_gguf, missing_files
+from creditflow._utils.huggingface import missing_files
 from creditflow._utils.loading import is_reference, load_object
 from creditflow.config import Recipe, model_of
-from creditflow.engines.models import smollm2
-from creditflow.engines.models.gguf_models import Source, cached
 from creditflow.engines.models.tiny import tiny_byte_model
 from creditflow.errors import ConfigError, ModelError
+from creditflow.registry import Registry
 
+PATHS: Registry[Callable[[str, str], Path | None]] = Registry("model.path", group="creditflow.models", kind=Callable)
+"""Model paths of plug-ins. Each entry returns the folder of a path and the option that names it; None for any other."""
 _ON_HUB = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
@@ -40,59 +42,56 @@ def _folder(recipe: Recipe, path: Any, key: str) -> Path:
         torch.set_num_threads(recipe.config.trainer.num_threads)
     if path == "tiny":
         return tiny_byte_model()
-    if path == smollm2.NAME:
-        return cached(smollm2.smollm2_source())
     if is_reference(path):
         return Path(load_object(path, recipe.folder, key)(recipe.config.recipe))
     if not isinstance(path, str):
         got = "nothing" if path is None else repr(path)
         raise ConfigError(
             f"{key}: expected a Hugging Face folder, a GGUF file, a name in the Hugging Face cache, `tiny`, "
-            f"`{smollm2.NAME}` or `file.py:function`, got {got}"
+            f"`smollm2` or `file.py:function`, got {got}"
         )
     return local_folder(path, key)
 
 
 def is_hub_name(path: str) -> bool:
     """Whether `path` can only be a model's name on the hub, such as `org/name`."""
-    return bool(_ON_HUB.fullmatch(path)) and path not in ("tiny", smollm2.NAME) and not Path(path).exists()
+    return bool(_ON_HUB.fullmatch(path)) and path not in ("tiny", "smollm2") and not Path(path).exists()
 
 
 def local_folder(path: str, key: str) -> Path:
-    """The Hugging Face folder of a folder, a GGUF file or its folder, or a name in the local Hugging Face cache.
+    """The Hugging Face folder of a folder, a path of a plug-in, or a name in the local Hugging Face cache.
 
-    A GGUF file is converted into the user's cache at the first call. Nothing is downloaded. `key`: the option that
-    names the path. Raises ModelError if there is no such model.
+    Nothing is downloaded. `key`: the option that names the path. Raises ModelError if there is no such model.
     """
     if not path:
         raise ConfigError(f"{key}: expected a model, got an empty text")
+    if (folder := _folder_of_plug_in(path, key)) is not None:
+        return folder
     folder = Path(path).expanduser()
-    if not folder.exists():
-        snapshot = _cached_snapshot(path) if is_hub_name(path) else None
-        if snapshot is None:
-            name = re.sub(r"^https?://[^/]+/", "", path)
-            fetch = f" or in the local Hugging Face cache (`hf download {name}` fetches it)"
-            download = fetch if "/" in name and is_hub_name(name) else ""
-            raise ModelError(
-                f"{key}: {path} is not a Hugging Face model folder: there is nothing of that name here{download}; "
-                f"expected a folder, a GGUF file, a name in the Hugging Face cache, `tiny` or `{smollm2.NAME}`"
-            )
-        if absent := missing_files(snapshot):
-            raise ModelError(
-                f"{key}: {path} is incomplete in the local Hugging Face cache: {absent[0]} is missing; "
-                f"`hf download {path}` completes it"
-            )
-        folder = snapshot
+    if folder.is_dir():
+        return folder
     if folder.is_file():
-        if not is_gguf(folder):
-            raise ModelError(f"{key}: expected a Hugging Face folder or a GGUF file, got the file {folder}")
-        return cached(Source(folder))
-    if not (folder / "config.json").is_file() and (files := sorted(filter(is_gguf, folder.iterdir()))):
-        if len(files) > 1:
-            names = ", ".join(file.name for file in files)
-            raise ModelError(f"{key}: {folder} has {len(files)} GGUF files; name one of them: {names}")
-        return cached(Source(files[0]))
-    return folder
+        raise ModelError(f"{key}: expected a Hugging Face folder or a GGUF file, got the file {folder}")
+    snapshot = _cached_snapshot(path) if is_hub_name(path) else None
+    if snapshot is None:
+        name = re.sub(r"^https?://[^/]+/", "", path)
+        fetch = f" or in the local Hugging Face cache (`hf download {name}` fetches it)"
+        download = fetch if "/" in name and is_hub_name(name) else ""
+        raise ModelError(
+            f"{key}: {path} is not a Hugging Face model folder: there is nothing of that name here{download}; "
+            "expected a folder, a GGUF file, a name in the Hugging Face cache, `tiny` or `smollm2`"
+        )
+    if absent := missing_files(snapshot):
+        raise ModelError(
+            f"{key}: {path} is incomplete in the local Hugging Face cache: {absent[0]} is missing; "
+            f"`hf download {path}` completes it"
+        )
+    return _folder_of_plug_in(str(snapshot), key) or snapshot
+
+
+def _folder_of_plug_in(path: str, key: str) -> Path | None:
+    folders = (folder_of(path, key) for _, folder_of in PATHS.items())
+    return next((folder for folder in folders if folder is not None), None)
 
 
 def _cached_snapshot(name: str) -> Path | None:

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 from creditflow._utils.huggingface import load_folder
 from creditflow.cli import app
 from creditflow.config import load_recipe
-from creditflow.engines.models import smollm2
 from creditflow.engines.models.folders import model_folder
-from creditflow.engines.models.gguf_models import converted, read_metadata
-from creditflow.engines.models.gguf_tokenizer import byte_level_tokenizer, finished_tokenizer, known_pre_tokenizer
+from creditflow.plugins.gguf.convert import converted, read_metadata
+from creditflow.plugins.gguf.sources import smollm2_source
+from creditflow.plugins.gguf.tokenizer import byte_level_tokenizer, finished_tokenizer, known_pre_tokenizer
 from creditflow.rollout.chat import ChatTokenizer
 from tests.paths import SAMPLES, TOY
 
@@ -46,7 +46,7 @@ def log_probs_of(model, ids):
 
 def test_smollm2_tokens_equal_llama_cpps():
     """The tokenizer is made from the metadata; a conversion compares it with the saved one."""
-    metadata, strings = read_metadata(smollm2.smollm2_source().file), record()["tokens"]
+    metadata, strings = read_metadata(smollm2_source().file), record()["tokens"]
     backend = byte_level_tokenizer(metadata, known_pre_tokenizer(metadata))
     tokenizer = finished_tokenizer(backend, metadata, None)
     assert len({text for text, _ in strings}) == 2000
@@ -77,7 +77,7 @@ def test_smollm2_log_probs_equal_llama_cpps_in_float32(loaded):
 
 @pytest.mark.slow
 def test_folder_of_smollm2_states_its_source_and_is_a_model_path(smollm2_folder, monkeypatch):
-    source = smollm2.smollm2_source()
+    source = smollm2_source()
     origin = converted(source, smollm2_folder)
     readme = (smollm2_folder / "README.md").read_text()
     assert origin.parameters == 134_515_008

@@ -22,14 +22,14 @@ import torch
 from creditflow._utils.files import cache_folder, make_folder, make_whole, remove_unfinished, write_json
 from creditflow._utils.huggingface import load_tokenizer, missing_files
 from creditflow._utils.progress import Reporter
-from creditflow.engines.models.gguf_tokenizer import (
+from creditflow.errors import InputError, ModelError, first_line
+from creditflow.plugins.gguf.tokenizer import (
     byte_level_tokenizer,
     end_tokens,
     finished_tokenizer,
     known_pre_tokenizer,
     warn_of_pre_tokenizer,
 )
-from creditflow.errors import InputError, ModelError, first_line
 
 CONVERSION = 1
 """Version of the conversion; folders of another version are converted again."""

