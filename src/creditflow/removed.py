@@ -58,6 +58,7 @@ REMOVED: dict[str, str] = {
     "creditflow.rewards.builtin.environments": "use `creditflow.plugins.environments.rewards`",
     "creditflow.rewards.builtin.gym_score": "use `creditflow.plugins.gym.score`",
     "creditflow.rewards.builtin.implicit_process": "use `process_model`, or write a function",
+    "creditflow.rewards.builtin.process_model": "use `creditflow.plugins.model_rewards.process_model`",
     "creditflow.rewards.builtin.verifiers_score": "use `creditflow.plugins.verifiers.rewards`",
     "creditflow.rollout.environments": "use `creditflow.plugins.environments`",
     "creditflow.rollout.verifiers": "use `creditflow.plugins.verifiers`",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, create_model
 
@@ -17,9 +17,6 @@ AtLeast0 = Annotated[float, Field(ge=0)]
 WholeAbove0 = Annotated[int, Field(ge=1), expected("a whole number of 1 or more")]
 Whole = Annotated[int, Field(ge=0), expected("a whole number of 0 or more")]
 OptionalName = Annotated[Annotated[str, Field(min_length=1)] | None, expected("a name")]
-BatchSize = Annotated[int, Field(ge=1), expected("1 or more")]
-OptionalLength = Annotated[Annotated[int, Field(ge=2)] | None, expected("2 or more tokens")]
-Device = Annotated[Literal["auto", "cpu", "cuda"], expected("auto, cpu, cuda")]
 
 
 def check_arguments(function: Callable[..., Any], values: Mapping[str, Any]) -> None:

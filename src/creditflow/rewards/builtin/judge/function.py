@@ -9,7 +9,6 @@ import asyncio
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 from creditflow._utils.sections import expected
@@ -28,8 +27,7 @@ from creditflow.rewards.support.arguments import (
     WholeAbove0,
     check_arguments,
 )
-from creditflow.rewards.support.local_model import LocalModel
-from creditflow.rewards.support.models import load_model, model_folder
+from creditflow.rewards.support.local_model import LocalModel, load_model, model_folder
 from creditflow.rewards.support.text import is_missing
 from creditflow.rollout import endpoint as endpoints
 from creditflow.rollout.client import ModelClient
@@ -162,7 +160,7 @@ class Judge:
             folder = model_folder(path, "path")
             if not any(folder.glob("*.safetensors")):
                 raise ValueError(f"path: {path} has no weights as safetensors; other formats may run code when read")
-            load = functools.partial(_load, folder, device)
+            load = functools.partial(load_model, folder, "causal", LocalModel, device)
         self.client = ModelJudge(path or str(policy), load, max_tokens, temperature, seed or 0, max_concurrency)
 
     def _connect(self, clients: Mapping[str, ModelClient]) -> None:
@@ -261,10 +259,6 @@ class JudgeOutcome(Judge):
     def cache_key(self, trajectory: Trajectory) -> str:  # type: ignore[override]
         """See `judge`."""
         return _NO_ANSWER if trajectory.answer is None else self._key(trajectory, trajectory.answer)
-
-
-def _load(folder: Path, device: str) -> ModelClient:
-    return load_model(folder, "causal", device, LocalModel)
 
 
 def _from_task(trajectory: Trajectory, name: str) -> str:

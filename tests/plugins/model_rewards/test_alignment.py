@@ -4,9 +4,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from creditflow.rewards.support.alignment import MAX_OPEN, AlignmentError, TokenEnds, token_at
+from creditflow.plugins.model_rewards.alignment import MAX_OPEN, AlignmentError, TokenEnds, token_at
 from tests.builders import examples
-from tests.rewards.tiny_models import bpe_tokenizer, metaspace_tokenizer
+from tests.plugins.model_rewards.tiny_models import bpe_tokenizer, metaspace_tokenizer
 
 BPE, METASPACE = bpe_tokenizer(), metaspace_tokenizer()
 

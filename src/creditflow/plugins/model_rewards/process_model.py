@@ -14,22 +14,25 @@ from pydantic import Field
 from creditflow._utils.sections import expected
 from creditflow.data import Score, Step, Trajectory
 from creditflow.errors import CreditflowError, did_you_mean
-from creditflow.rewards.registry import builtin, reward
-from creditflow.rewards.support.alignment import PolicyTokens, token_at
-from creditflow.rewards.support.arguments import BatchSize, Device, OptionalLength, check_arguments
-from creditflow.rewards.support.models import (
+from creditflow.plugins.model_rewards.alignment import PolicyTokens, token_at
+from creditflow.plugins.model_rewards.models import (
     Batcher,
     LoadedModel,
     by_length,
     cut_prompt,
-    load_model,
-    model_folder,
+    loaded_model,
     padded,
     stamp,
 )
+from creditflow.rewards.registry import reward
+from creditflow.rewards.support.arguments import check_arguments
+from creditflow.rewards.support.local_model import load_model, model_folder
 from creditflow.rewards.support.step_values import CountedShare, neutral_where_not_sampled
 
 Result = TypeVar("Result")
+BatchSize = Annotated[int, Field(ge=1), expected("1 or more")]
+OptionalLength = Annotated[Annotated[int, Field(ge=2)] | None, expected("2 or more tokens")]
+Device = Annotated[Literal["auto", "cpu", "cuda"], expected("auto, cpu, cuda")]
 
 REDUCE: dict[str, Callable[[Sequence[float]], float]] = {
     "min": min,
@@ -52,7 +55,6 @@ class _ScoredInput:
     reason: str = ""
 
 
-@builtin
 @reward(name="process_model", timeout=600.0)
 class ProcessModel:
     """The probability, by a process reward model, that each part of the response is right.
@@ -123,7 +125,9 @@ class ProcessModel:
 
     def _score_all(self, steps: list[Step]) -> list[Score | Exception]:
         """A score or an error for each step; an error of one step does not affect the others."""
-        model = self._loaded = self._loaded or load_model(self.folder, "token_classification", self.device)
+        model = self._loaded = self._loaded or load_model(
+            self.folder, "token_classification", loaded_model, self.device
+        )
         with model.lock:
             rows = [_attempt(self._row, model, step) for step in steps]
         values = iter(self._compute(model, [row for row in rows if not isinstance(row, Exception)]))

@@ -12,11 +12,16 @@ import pytest
 import torch
 
 from creditflow.errors import ModelError
-from creditflow.rewards.support.models import Batcher, by_length, cut_prompt, load_model, stamp
+from creditflow.plugins.model_rewards.models import Batcher, LoadedModel, by_length, cut_prompt, loaded_model, stamp
+from creditflow.rewards.support.local_model import load_model
+from tests.plugins.model_rewards.tiny_models import bpe_tokenizer, save_causal, save_classifier
 from tests.rewards.processes import HANG_S
-from tests.rewards.tiny_models import bpe_tokenizer, save_causal, save_classifier
 
 BPE = bpe_tokenizer()
+
+
+def load(folder: Path | str, kind: str, device: str = "auto") -> LoadedModel:
+    return load_model(folder, kind, loaded_model, device)
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +30,7 @@ def causal(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_folder_is_loaded_once_while_in_use(causal: Path) -> None:
-    one, again = load_model(causal, "causal"), load_model(str(causal) + "/../" + causal.name, "causal", "cpu")
+    one, again = load(causal, "causal"), load(str(causal) + "/../" + causal.name, "causal", "cpu")
     assert one is again
     assert one.model.dtype == torch.float32
     assert not one.model.training
@@ -33,7 +38,7 @@ def test_folder_is_loaded_once_while_in_use(causal: Path) -> None:
     kept = weakref.ref(one.model)
     del one
     gc.collect()
-    assert load_model(causal, "causal") is again
+    assert load(causal, "causal") is again
     assert kept() is not None
     del again
     gc.collect()
@@ -42,14 +47,14 @@ def test_folder_is_loaded_once_while_in_use(causal: Path) -> None:
 
 def test_missing_parts_of_a_folder_are_named(causal: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"path: .* is not a Hugging Face model folder"):
-        load_model(tmp_path, "causal")
+        load(tmp_path, "causal")
     with pytest.raises(ModelError, match=r"lacks weights of a token classification model: score\."):
-        load_model(causal, "token_classification")
+        load(causal, "token_classification")
     bare = Path(shutil.copytree(causal, tmp_path / "bare"))
     (bare / "model.safetensors").unlink()
     torch.save({}, bare / "pytorch_model.bin")
     with pytest.raises(ModelError, match=r"cannot be loaded: .*safetensors"):
-        load_model(bare, "causal")
+        load(bare, "causal")
 
 
 def test_code_of_a_folder_is_never_run(causal: Path, tmp_path: Path) -> None:
@@ -59,7 +64,7 @@ def test_code_of_a_folder_is_never_run(causal: Path, tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass C: pass\nclass M: pass\n")
     with pytest.raises(ModelError, match=r"has no usable config\.json"):
-        load_model(folder, "causal")
+        load(folder, "causal")
     assert not (tmp_path / "ran").exists()
 
 
@@ -80,7 +85,7 @@ def test_prompt_is_cut_after_the_kept_tokens() -> None:
 
 
 def test_text_by_a_model_cannot_spell_special_tokens(tmp_path: Path) -> None:
-    loaded = load_model(save_classifier(tmp_path, BPE, bos="<s>"), "token_classification")
+    loaded = load(save_classifier(tmp_path, BPE, bos="<s>"), "token_classification")
     assert loaded.encode("a<|end|>", written_by_a_model=False)[0] == [BPE.encode("a").ids[0], 0]
     ids, ends = loaded.encode("a<|end|>", written_by_a_model=True)
     assert 0 not in ids

@@ -1,21 +1,19 @@
-"""Frozen models for reward functions: loaded once, shared, and called in batches."""
+"""A frozen model with its tokenizer, called in batches."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from creditflow._utils.huggingface import Kind, load_folder, position_limit
+from creditflow._utils.huggingface import position_limit
 from creditflow.errors import ModelError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Loaded = TypeVar("Loaded")
 
 MAX_BATCH_TOKENS = 16_384
 """Tokens of one batch, padding included; a longer row forms a batch alone."""
@@ -64,54 +62,13 @@ class LoadedModel:
         return (ids if ids[:1] == [bos] else [int(bos), *ids]), 1
 
 
-def _make_loaded_model(path: Path, model: Any, tokenizer: Any, device: Any) -> LoadedModel:
+def loaded_model(path: Path, model: Any, tokenizer: Any, device: Any) -> LoadedModel:
+    """Freeze a model; the argument `make` of `load_model`."""
     model.requires_grad_(False)
     model.config.use_cache = False
     positions = position_limit(model.config).tokens
     pad = next((token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None), 0)
     return LoadedModel(path, model, tokenizer, device, min(positions, int(tokenizer.model_max_length)), int(pad))
-
-
-_LOADED: weakref.WeakValueDictionary[tuple[Path, Kind, str, object], Any] = weakref.WeakValueDictionary()
-_LOADING = threading.Lock()
-
-
-def load_model(
-    folder: Path | str,
-    kind: Kind,
-    device: str = "auto",
-    make: Callable[[Path, Any, Any, Any], Loaded] = _make_loaded_model,  # type: ignore[assignment]
-) -> Loaded:
-    """The model in a Hugging Face folder; the same object for the same arguments while it is in use.
-
-    Reads safetensors and local files only, and runs no code from the folder. `device`: `auto` is CUDA if available.
-    `make`: makes the object from folder, model, tokenizer and device. Raises ModelError that names the missing part.
-    """
-    import torch
-
-    path = Path(folder).resolve()
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    on_cuda = device.startswith("cuda")
-    if on_cuda and not torch.cuda.is_available():
-        raise ModelError(f"{path}: device cuda was asked for, but torch sees no CUDA device")
-    with _LOADING:  # concurrent callers must not load it twice
-        loaded: Loaded | None = _LOADED.get((path, kind, device, make))
-        if loaded is None:
-            model, tokenizer = load_folder(path, kind, "path", torch.bfloat16 if on_cuda else torch.float32)
-            loaded = make(path, model.to(device).eval(), tokenizer, torch.device(device))
-            _LOADED[path, kind, device, make] = loaded
-    return loaded
-
-
-def model_folder(path: object, argument: str) -> Path:
-    """Check that an argument names the folder of a model; raises ValueError if not.
-
-    Only looks for config.json: cheap enough for the loading of a recipe.
-    """
-    if not isinstance(path, str | Path) or not (Path(path) / "config.json").is_file():
-        raise ValueError(f"{argument}: expected a Hugging Face folder, {path!r} is none (no config.json)")
-    return Path(path)
 
 
 def stamp(folder: Path) -> str:

@@ -13,8 +13,8 @@ from creditflow.data import Score, Step
 from creditflow.engines.local.policy import Policy
 from creditflow.engines.models.tiny import tiny_byte_model
 from creditflow.errors import RewardError
-from creditflow.rewards.builtin.process_model import ProcessModel
-from tests.rewards.tiny_models import (
+from creditflow.plugins.model_rewards.process_model import ProcessModel
+from tests.plugins.model_rewards.tiny_models import (
     a_step,
     bpe_tokenizer,
     save_causal,

@@ -1,0 +1,1 @@
+"""Rewards by a model beside the policy: a process reward model."""
