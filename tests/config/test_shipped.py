@@ -21,11 +21,11 @@ def test_bare_name_finds_the_shipped_recipe(name, tmp_path, monkeypatch):
 def test_file_comes_before_a_shipped_recipe(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "dapo.yaml").touch()
-    (tmp_path / "booking").mkdir()
+    (tmp_path / "tool_chain").mkdir()
     assert find_recipe("dapo.yaml") == Path("dapo.yaml")
     assert find_recipe("dapo") == RECIPES / "dapo.yaml"
-    assert find_recipe("booking") == RECIPES / "booking.yaml"
-    assert find_recipe(missing := tmp_path / "booking.yaml") == missing
+    assert find_recipe("tool_chain") == RECIPES / "tool_chain.yaml"
+    assert find_recipe(missing := tmp_path / "tool_chain.yaml") == missing
 
 
 def test_recipe_extends_a_shipped_one_by_name(tmp_path):

@@ -10,7 +10,7 @@ from tests.builders import mostly_slow
 from tests.paths import RECIPES
 
 TINY = ("recipe.hidden=16", "recipe.layers=1", "recipe.train_tasks=8", "recipe.val_tasks=2", "data.train_batch_size=2")
-ROUGH = {"booking": "warmup", "tic_tac_toe": "legal", "tool_chain": "warmup"}
+ROUGH = {"tic_tac_toe": "legal", "tool_chain": "warmup"}
 """The setting for the target accuracy of the warm-up."""
 
 

@@ -1,4 +1,4 @@
-"""Two agents at PettingZoo's tic-tac-toe: the first is trained, the second keeps the initial policy of both.
+"""Two agents at PettingZoo's tic-tac-toe: one is trained, the other plays at random or is an earlier version of it.
 
 A board is nine words from the player's own side (`mine`, `theirs`, `free`), an action a digit. The model is warmed up
 on random boards until its moves are mostly legal and otherwise random, so that the first player begins with about the
@@ -54,7 +54,17 @@ def show(view: View) -> str:
     return " ".join(words[square] for square in view.env.unwrapped.board.squares)
 
 
+def opponents(task: Task) -> dict[str, str]:
+    """The agents of self-play, where the learner moves first in every second task. In validation it meets chance."""
+    opponent = "chance" if task.extra_info["split"] == "val" else "earlier"
+    players = ("learner", opponent) if task.extra_info["index"] % 2 == 0 else (opponent, "learner")
+    return dict(zip(("player_1", "player_2"), players, strict=True))
+
+
 solve = environments.aec(make_game, show=show, illegal="random")
+"""The first player learns; the second keeps the initial policy of both."""
+self_play = environments.aec(make_game, agents=opponents, show=show, illegal="random")
+"""The learner meets its own earlier versions."""
 
 
 # The model, warmed up to make legal moves that are otherwise random
