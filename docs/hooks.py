@@ -1,13 +1,8 @@
-"""Writes the tables of the configuration, and shows notebooks as pages.
-
-The tables come from the attribute docstrings of `creditflow.config`, which is not imported. A notebook is shown with
-its stored outputs; nothing is run.
-"""
+"""Writes the tables of the configuration from the attribute docstrings of `creditflow.config`, without importing it."""
 
 from __future__ import annotations
 
 import ast
-import json
 import re
 import tomllib
 from collections.abc import Iterator
@@ -16,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import griffe
-from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 PAGE = "reference/configuration.md"
@@ -34,48 +28,6 @@ HELPERS = {"field": "", "Field": "", "option": "", "weight": "at least 0", "shar
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Append the tables to the page of the configuration."""
     return f"{markdown}\n{tables()}" if page.file.src_uri == PAGE else markdown
-
-
-class Notebook(File):
-    """A notebook as a page of the site."""
-
-    def is_documentation_page(self) -> bool:
-        return True
-
-
-def on_files(files: Files, config: Any, **_: Any) -> Files:
-    """Make pages of the notebooks."""
-    for file in [file for file in files if file.src_uri.endswith(".ipynb")]:
-        files.remove(file)
-        shown = Notebook(file.src_uri, config.docs_dir, config.site_dir, use_directory_urls=False)
-        shown.dest_uri = f"{file.src_uri.removesuffix('.ipynb')}.html"
-        files.append(shown)
-    return files
-
-
-def on_page_read_source(page: Page, **_: Any) -> str | None:
-    """Return a notebook as Markdown; None for other pages."""
-    if not isinstance(page.file, Notebook):
-        return None
-    cells = json.loads(page.file.content_string)["cells"]
-    return "\n\n".join(part for cell in cells for part in _cell_parts(cell))
-
-
-def _cell_parts(cell: dict[str, Any]) -> Iterator[str]:
-    """A cell and its outputs in Markdown."""
-    source = "".join(cell["source"])
-    if cell["cell_type"] == "markdown":
-        yield source
-        return
-    yield f"```python\n{source}\n```"
-    for output in cell["outputs"]:
-        data = output.get("data", {"text/plain": output.get("text", [])})
-        if "image/png" in data:
-            yield f"![](data:image/png;base64,{data['image/png']})"
-        elif "text/html" in data:
-            yield "".join(line for line in data["text/html"] if line.strip())  # an empty line would end the HTML
-        else:
-            yield f"```text\n{''.join(data['text/plain']).rstrip()}\n```"
 
 
 def tables() -> str:

@@ -13,18 +13,18 @@ from creditflow.rewards.registry import outcome, reward
 if TYPE_CHECKING:
     from creditflow.config import credit_options
     from creditflow.credit import Assignment, CreditOptions, assign
-    from creditflow.reports.notebook import OpenRun, open_run
     from creditflow.rewards import RewardManager
     from creditflow.rollout import Reply, Team
+    from creditflow.runs import Ledger
 
 __getattr__ = attach(
     __name__,
     {
         "creditflow.config": ("credit_options",),
         "creditflow.credit": ("Assignment", "CreditOptions", "assign"),
-        "creditflow.reports.notebook": ("OpenRun", "open_run"),
         "creditflow.rewards": ("RewardManager",),
         "creditflow.rollout": ("Reply", "Team"),
+        "creditflow.runs": ("Ledger",),
     },
 )
 
@@ -34,7 +34,7 @@ __all__ = [
     "CreditOptions",
     "CreditflowError",
     "InputError",
-    "OpenRun",
+    "Ledger",
     "Reply",
     "RewardManager",
     "Score",
@@ -45,7 +45,6 @@ __all__ = [
     "TrajectoryBatch",
     "assign",
     "credit_options",
-    "open_run",
     "outcome",
     "reward",
 ]

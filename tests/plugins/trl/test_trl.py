@@ -88,11 +88,11 @@ def test_trl_trainer_refuses_unsupported_options(trained) -> None:
 
 
 def test_run_folder_of_trl_is_read_as_any_other(trained, folder) -> None:
-    run = creditflow.open_run(folder / "run", frames="arrow")
-    credit = run.credit().to_pydict()
-    recorded = {np.float32(value) for value, used in zip(credit["advantage"], credit["trained"], strict=True) if used}
+    run = creditflow.Ledger.open(folder / "run")
+    made = [recorded.assignment for recorded in run]
+    recorded = {np.float32(value) for a in made for value in a.advantage.advantage_S[a.groups.trained_S]}
     assert recorded == {np.float32(values[0]) for _, _, values in trained["steps"]["seen"]}
-    assert run.metrics()["training_step"].to_pylist() == [1, 2]
+    assert [row["step"] for row in run.metrics()] == [1, 2]
 
 
 def test_trl_page_program_runs_as_printed(tmp_path) -> None:
@@ -100,7 +100,7 @@ def test_trl_page_program_runs_as_printed(tmp_path) -> None:
     (program,) = [text for name, _, text in blocks if name == "train_with_trl.py"]
     (tmp_path / "train_with_trl.py").write_text(program)
     run(tmp_path, "train_with_trl.py")
-    assert creditflow.open_run(tmp_path / "run", frames="arrow").steps().num_rows > 0
+    assert creditflow.Ledger.open(tmp_path / "run").steps
 
 
 def test_any_trainer_example_prints_the_page_result() -> None:

@@ -94,7 +94,7 @@ class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         `agents`: system prompt or `AgentSpec` of each agent. `credit`: options of credit; default: `CreditOptions()`.
         `sampling`: limits of a rollout; default: TRL's `max_completion_length` and `temperature`. `frozen`: models
         behind an endpoint, by policy name. `run_folder`: a new folder for the ledger, which `creditflow why`, `report`
-        and `open_run` read. `max_failed_frac`: largest share of failed rollouts in a batch, and of failed scores of a
+        and `Ledger` read. `max_failed_frac`: largest share of failed rollouts in a batch, and of failed scores of a
         function. `trl`: further arguments of GRPOTrainer, such as `args` and `train_dataset`.
 
         Raises ConfigError for unsupported options.
