@@ -42,7 +42,6 @@ from creditflow.engines.local.decisions import (
     MeasuringRollouts,
     choose_decisions,
     measure_decisions,
-    workflow_branch,
 )
 from creditflow.engines.local.fidelity import decision_candidates
 from creditflow.engines.local.policy_set import PolicySet
@@ -82,10 +81,7 @@ def measure_values(
     async def measure() -> Any:
         async with components.rewards.open(policies.policies):
             rollouts = MeasuringRollouts(components, policies)
-            branch = workflow_branch(rollouts)
-            return await measure_decisions(
-                rollouts, branch, whole, trajectories, chosen, continuations, (DECISION_AUDIT, 0)
-            )
+            return await measure_decisions(rollouts, whole, trajectories, chosen, continuations, (DECISION_AUDIT, 0))
 
     found = asyncio.run(measure())
     if (lost := found.refused + found.failed) > MOST_LOST * found.continuations:

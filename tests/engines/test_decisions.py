@@ -22,7 +22,6 @@ from creditflow.engines.local.decisions import (
     MeasuringRollouts,
     choose_decisions,
     measure_decisions,
-    workflow_branch,
 )
 from creditflow.engines.local.fidelity import decision_candidates
 from creditflow.engines.local.trainer import train
@@ -78,9 +77,8 @@ async def measured(components: Components, trajectories: list[Trajectory], k: in
     batch = TrajectoryBatch.from_trajectories(trajectories)
     rollouts = MeasuringRollouts(components, None)
     chosen = ChosenDecisions(np.arange(batch.n_steps), 1.0)
-    branch = workflow_branch(rollouts)
     async with components.rewards.open({}):
-        return await measure_decisions(rollouts, branch, batch, trajectories, chosen, k, (key,))
+        return await measure_decisions(rollouts, batch, trajectories, chosen, k, (key,))
 
 
 def true_values(trajectory: Trajectory) -> list[float]:

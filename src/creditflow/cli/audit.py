@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
 
 from creditflow._utils.files import make_folder, write_json
 from creditflow._utils.progress import Reporter
-from creditflow.cli._decisions import AuditOptions, imported_audit, run_audit, trained_run_audit
-from creditflow.cli._options import JsonFile, Overrides, expect_json_folder
+from creditflow.cli._options import JsonFile, Run, expect_json_folder
 from creditflow.credit import Assignment
+from creditflow.engines.local.values import Share
 from creditflow.errors import ConfigError, InputError
-from creditflow.reports.tables import results_console
+from creditflow.reports.tables import new_table, results_console, show
+from creditflow.reports.text import number
 from creditflow.runs import Ledger, Recorded
+from creditflow.studies.decisions import DecisionRow, RuleFidelity, decision_rows, rule_fidelities
 
 if TYPE_CHECKING:
     from creditflow.engines.common.components import Components
+    from creditflow.engines.local.decisions import MeasuredDecisions
     from creditflow.engines.local.policy_set import PolicySet
 
 IN_FORCE = "in force"
@@ -27,10 +33,7 @@ IN_FORCE = "in force"
 
 
 def audit(
-    run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="The folder of a run, or a Parquet file of imported trajectories.")
-    ],
-    overrides: Overrides = None,
+    run: Run,
     *,
     decisions: Annotated[int, typer.Option(min=1, help="Maximum number of decisions, drawn at random.")] = 200,
     continuations: Annotated[
@@ -54,23 +57,6 @@ def audit(
     model: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Model of the trained policies; default: the checkpoint.")
     ] = None,
-    recipe: Annotated[
-        str | None, typer.Option(metavar="RECIPE", help="The recipe with the workflow of imported trajectories.")
-    ] = None,
-    endpoint: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="An OpenAI-compatible endpoint that acts for every agent of these."),
-    ] = None,
-    served_model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The model's name as the server of --endpoint knows it.")
-    ] = None,
-    api_key_env: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The environment variable with the key of --endpoint.")
-    ] = None,
-    outcome: Annotated[
-        str | None,
-        typer.Option(metavar="FN", help="The outcome function of --endpoint without --recipe."),
-    ] = None,
     json: JsonFile = None,
 ) -> None:
     """Measure how faithful credit is.
@@ -78,77 +64,79 @@ def audit(
     Continues the trajectories of a training step with and without single steps. Prints the steps that mattered, and
     one row per rule.
     """
-    expect_json_folder(json)
-    options = AuditOptions(
-        decisions,
-        continuations,
-        top,
-        tuple(rule or ()),
-        training_step,
-        model,
-        recipe,
-        tuple(overrides or ()),
-        endpoint,
-        served_model,
-        api_key_env,
-        outcome,
-    )
-    imported = run.suffix == ".parquet" or (
-        (run / "run.json").is_file() and Ledger.open(run).run.get("engine") == "none"
-    )
-    if imported:
-        facts = _audit_imported(run, options)
-    else:
-        of_imported = {
-            "--recipe": recipe,
-            "--endpoint": endpoint,
-            "--served-model": served_model,
-            "--api-key-env": api_key_env,
-            "--outcome": outcome,
-            "KEY=VALUE": overrides or None,
-        }
-        for name in (name for name, value in of_imported.items() if value is not None):
-            raise ConfigError(f"{name}: is for imported trajectories (a Parquet file); a run has its own recipe")
-        facts = _audit_run(run, options)
-    if json is not None:
-        write_json(json, facts)
-
-
-def _audit_run(run: Path, options: AuditOptions) -> dict[str, Any]:
-    """Audit a training step of a run, and write the facts to its folder."""
-    from creditflow.config import load_recipe
+    from creditflow.config import load_recipe, trained_agents
     from creditflow.engines.common.components import build_components
+    from creditflow.engines.local.decisions import (
+        DECISION_AUDIT,
+        MeasuringRollouts,
+        choose_decisions,
+        measure_decisions,
+    )
+    from creditflow.engines.local.fidelity import decision_candidates
 
-    reporter, ledger, rules = Reporter(), Ledger.open(run), _rules(options.rules)
+    expect_json_folder(json)
+    reporter, ledger, rules = Reporter(), Ledger.open(run), _rules(rule or ())
+    if ledger.run.get("engine") == "none":
+        raise InputError(f"{run}: expected a run that creditflow trained; imported trajectories cannot be continued")
     with reporter.bar(f"loading {run}", announce=True, keep=False):
         components = build_components(load_recipe(run / "config.yaml"), tasks=False)
-        step, checkpoint, policy_set = _load_policies(ledger, components, options)
+        step, checkpoint, policy_set = _load_policies(ledger, components, training_step, model)
     make_folder(run / "audit", "RUN")  # fails before the rollouts if the folder is not writable
     recorded = ledger.read(step)
-    assignments = _assignments(recorded, rules, options.rules, reporter)
-    actor = str(options.model or (f"checkpoint {checkpoint}" if checkpoint else "the initial model"))
-    audited = trained_run_audit(
-        recorded.batch, assignments, assignments[IN_FORCE], components, policy_set, step, f"{actor} acts"
+    assignments = _assignments(recorded, rules, reporter, is_default=not rule)
+    batch, trained, config = recorded.batch, assignments[IN_FORCE], components.recipe.config
+
+    candidate_S = decision_candidates(trained, trained_agents(config))
+    if not candidate_S.any():
+        raise InputError(f"training step {step}: {_SKIPPED.format(batch.n_steps)}")
+    key = (DECISION_AUDIT, step)
+    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((config.data.seed, *key))))
+    chosen = choose_decisions(batch, candidate_S, continuations, decisions, math.inf, rng)
+    title = f"training step {step}; {model or (f'checkpoint {checkpoint}' if checkpoint else 'the initial model')} acts"
+    reporter.say(
+        f"{title}: {len(chosen.step_D):,} of {batch.n_steps:,} decisions, {continuations} continuations of each prefix"
     )
-    facts = {"training_step": step, "checkpoint": checkpoint, **run_audit(audited, options, reporter)}
-    audit_file = run / "audit" / f"{step:06d}.json"
-    write_json(audit_file, facts)
-    results_console().print(f"written: {audit_file}", soft_wrap=True)
-    return facts
+
+    async def measure() -> MeasuredDecisions:
+        with reporter.bar("continuations", unit="rollouts") as bar:
+            async with components.rewards.open(policy_set.policies):
+                rollouts, trajectories = MeasuringRollouts(components, policy_set), batch.to_trajectories()
+                return await measure_decisions(rollouts, batch, trajectories, chosen, continuations, key, bar.reach)
+
+    measured = asyncio.run(measure())
+    measured.expect_few_failures(config.actor_rollout_ref.rollout.max_failed_frac)
+    rows = decision_rows(batch, chosen.step_D, measured.values, trained)
+    fidelities = rule_fidelities(assignments, chosen.step_D, measured.values)
+    skipped = int(np.count_nonzero(~candidate_S))
+    _print(title, rows, top, fidelities, measured, skipped)
+    precision = measured.values.precision
+    facts = {
+        "training_step": step,
+        "checkpoint": checkpoint,
+        "title": title,
+        "decisions_asked": decisions,
+        "continuations_of_each": continuations,
+        "seed": config.data.seed,
+        "probability": chosen.probability,
+        "tokens": measured.tokens,
+        "continuations": measured.continuations,
+        "refused": measured.refused,
+        "first_refusal": measured.first_refusal,
+        "failed": measured.failed,
+        "reliability": None if precision is None else precision.reliability,
+        "is_noise": None if precision is None else precision.is_noise,
+        "not_auditable": skipped,
+        "rules": [asdict(fidelity) for fidelity in fidelities],
+        "decisions": [asdict(row) for row in rows],
+    }
+    file = run / "audit" / f"{step:06d}.json"
+    for target in (file, json):
+        if target is not None:
+            write_json(target, facts)
+    results_console().print(f"written: {file}", soft_wrap=True)
 
 
-def _audit_imported(source: Path, options: AuditOptions) -> dict[str, Any]:
-    from creditflow.data import read_parquet
-
-    reporter, rules = Reporter(), _rules(options.rules)
-    if source.suffix == ".parquet":
-        batch = read_parquet(source)
-    else:
-        ledger = Ledger.open(source)
-        if not ledger.steps:
-            raise InputError(f"{source}: expected recorded trajectories, found none")
-        batch = ledger.read(options.training_step or ledger.steps[-1]).batch
-    return run_audit(imported_audit(source, batch, options, rules, reporter), options, reporter)
+_SKIPPED = "{:,} steps cannot be audited: they are not trained, or their outcome is unknown"
 
 
 def _rules(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -167,12 +155,11 @@ def _rules(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _assignments(
-    recorded: Recorded, rules: Mapping[str, Mapping[str, Any]], options: Sequence[str], reporter: Reporter
+    recorded: Recorded, rules: Mapping[str, Mapping[str, Any]], reporter: Reporter, *, is_default: bool
 ) -> dict[str, Assignment]:
     """The recorded assignment, and each rule's assignment of the recorded trajectories.
 
-    `options`: the rules of the command line. A rule that is compared by default is left out if it contradicts the
-    recorded options.
+    A rule that is compared by default is left out if it contradicts the recorded options.
     """
     from creditflow.studies.reassignment import reassign
 
@@ -183,13 +170,15 @@ def _assignments(
         try:
             assignments[name] = reassign(recorded, changed, f"--rule {name}: training step {recorded.step}")
         except ConfigError as error:
-            if options:
+            if not is_default:
                 raise
             reporter.say(f"{name} is left out: {error}")
     return assignments
 
 
-def _load_policies(ledger: Ledger, components: Components, options: AuditOptions) -> tuple[int, int | None, PolicySet]:
+def _load_policies(
+    ledger: Ledger, components: Components, training_step: int | None, model: Path | None
+) -> tuple[int, int | None, PolicySet]:
     """(training step, checkpoint, policies) of an audit.
 
     The checkpoint is the training step of the one in use; 0: the initial policies; None: the model of `--model`.
@@ -200,18 +189,14 @@ def _load_policies(ledger: Ledger, components: Components, options: AuditOptions
 
     if not ledger.steps:
         raise InputError(f"{ledger.path}: expected recorded training steps, found none")
-    step, saved = (
-        (options.training_step or ledger.steps[-1], None)
-        if options.model is not None
-        else _nearest(ledger, options.training_step)
-    )
+    step, saved = (training_step or ledger.steps[-1], None) if model else _nearest(ledger, training_step)
     ledger.file(step)
     recipe = components.recipe
     trainer, keeps = recipe.config.trainer, components.rewards.needs_reference
     policy_set = PolicySet.from_recipe(recipe, trainer.total_training_steps or 1, keep_reference=keeps)
-    if options.model is not None:
-        model = Policy.load(options.model, pick_device(trainer.device))
-        policy_set = replace(policy_set, policies={**policy_set.policies, **dict.fromkeys(policy_set.actors, model)})
+    if model is not None:
+        loaded = Policy.load(model, pick_device(trainer.device))
+        policy_set = replace(policy_set, policies={**policy_set.policies, **dict.fromkeys(policy_set.actors, loaded)})
     elif saved:
         checkpoint.load(ledger.path, saved, policy_set)
     return step, saved, policy_set
@@ -235,3 +220,56 @@ def _nearest(ledger: Ledger, step: int | None) -> tuple[int, int]:
         return step, min((*saved, 0), key=lambda c: abs(c - step + 1))
     pairs = ((s, c) for s in ledger.steps for c in saved)
     return min(pairs, key=lambda pair: (abs(pair[1] - pair[0] + 1), -pair[0]))
+
+
+def _print(
+    title: str,
+    rows: Sequence[DecisionRow],
+    top: int,
+    rules: Sequence[RuleFidelity],
+    measured: MeasuredDecisions,
+    skipped: int,
+) -> None:
+    console = results_console()
+    valued = [row for row in rows if math.isfinite(row.value)]
+    header = ("step", "agent", "value", "standard error", "advantage", "agree")
+    cells = [
+        (r.step_id, r.agent, f"{r.value:+.3f}", r.error, number(r.advantage, signed=True), r.agrees or "-")
+        for r in valued[:top]
+    ]
+    show(f"decisions that mattered most, {title}", new_table(header, cells))
+    console.print(
+        "value: mean outcome of continuations with the decision, minus that of continuations with the decision sampled "
+        "anew. agree: whether the advantage has the sign of the value; unclear: the value's 95 % interval contains 0, "
+        "or the advantage is 0."
+    )
+    counts = f"{len(valued):,} decisions, {measured.continuations:,} continuations, {measured.tokens:,} tokens"
+    table = [
+        (r.rule, _share(r.credit.correlation), _share(r.advantage.correlation), _share(r.advantage.ceiling))
+        for r in rules
+    ]
+    show(f"fidelity of each rule; {counts}", new_table(("rule", "credit", "advantage", "noise ceiling"), table))
+    console.print(
+        "credit, advantage: Spearman's rank correlation [95 %] with the values. noise ceiling: the correlation that "
+        "perfect credit would have with these measured values."
+    )
+    precision = measured.values.precision
+    if precision is not None and precision.is_noise:
+        console.print("These values may be noise: raise --continuations or --decisions before comparing rules.")
+    if skipped:
+        console.print(_SKIPPED.format(skipped), soft_wrap=True)
+    if measured.refused:
+        console.print(
+            f"refused: {measured.refused:,} continuations whose replay differed from the record; the first: "
+            f"{measured.first_refusal}",
+            soft_wrap=True,
+        )
+    if measured.failed:
+        console.print(f"failed: {measured.failed:,} continuations; the first: {measured.first_failure}", soft_wrap=True)
+
+
+def _share(share: Share) -> str:
+    if math.isnan(share.value):
+        return "-"
+    interval = "" if math.isnan(share.low) else f" [{share.low:.2f}, {share.high:.2f}]"
+    return f"{share.value:.2f}{interval}"

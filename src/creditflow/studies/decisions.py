@@ -26,8 +26,8 @@ class DecisionRow:
     """Its value, in units of the outcome; NaN: unknown."""
     error: float
     """The standard error of the value; NaN: unknown."""
-    advantage: float | None
-    """The trained advantage; None without trained credit."""
+    advantage: float
+    """The trained advantage."""
     agrees: str
     """`yes` or `no`: whether the advantage has the sign of the value; `unclear` if the 95 % interval of the value
     contains 0, or the advantage is 0; empty if either is unknown."""
@@ -44,12 +44,12 @@ class RuleFidelity:
 
 
 def decision_rows(
-    batch: TrajectoryBatch, step_D: Ints, values: DecisionValues, trained: Assignment | None
+    batch: TrajectoryBatch, step_D: Ints, values: DecisionValues, trained: Assignment
 ) -> list[DecisionRow]:
     """The decisions, the one with the largest absolute value first. `trained`: the assignment that was trained on."""
     rows = []
     for step, value, error in zip(step_D.tolist(), values.value_D.tolist(), values.error_D.tolist(), strict=True):
-        advantage = None if trained is None else float(trained.advantage.advantage_S[step])
+        advantage = float(trained.advantage.advantage_S[step])
         agent = batch.agent_names[batch.agent_of_step[step]]
         rows.append(
             DecisionRow(batch.step_ids[step], agent, value, error, advantage, _agreement(value, error, advantage))
@@ -57,8 +57,8 @@ def decision_rows(
     return sorted(rows, key=lambda row: -abs(row.value) if math.isfinite(row.value) else math.inf)
 
 
-def _agreement(value: float, error: float, advantage: float | None) -> str:
-    if advantage is None or not math.isfinite(value) or not math.isfinite(error):
+def _agreement(value: float, error: float, advantage: float) -> str:
+    if not math.isfinite(value) or not math.isfinite(error):
         return ""
     if abs(value) <= _Z * error or advantage == 0:
         return "unclear"

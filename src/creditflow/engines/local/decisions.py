@@ -31,8 +31,6 @@ The smaller numbers belong to the rollouts of training, validation and checks.
 """
 _MARGIN = 0.9
 """Share of a token budget to plan for: continuations may be longer than the recorded steps that they replace."""
-Branch = Callable[[Trajectory, int, Rollout], Awaitable[Trajectory]]
-"""Continues a record as a rollout: keeps its steps below an index, and samples the others."""
 AT_ONCE = 1024
 """The largest number of concurrent rollouts: bounds their memory and sets the interval of progress updates."""
 AFTER, BEFORE = 0, 1
@@ -50,6 +48,11 @@ class MeasuringRollouts:
         self.scheduler = Scheduler(clients, components.recipe.config.actor_rollout_ref.rollout.max_num_seqs)
         self.first_failure = ""
         """The reason of the first rollout or score that failed."""
+
+    def branch(self, recorded: Trajectory, at: int, rollout: Rollout) -> Awaitable[Trajectory]:
+        """Run the workflow again: repeat the recorded steps below `at`, and sample the others."""
+        parts = self.components
+        return run_branch(recorded, at, rollout, parts.workflow, parts.agents, self.scheduler, parts.sampling)
 
     async def run(self, running: Sequence[Awaitable[Trajectory]]) -> tuple[list[Trajectory], Floats]:
         """Run and score P rollouts; returns them and their common outcomes [P], NaN where one failed."""
@@ -155,19 +158,8 @@ class _Continuation:
         return Rollout(recorded.task, recorded.uid, id, (*self.key, self.at, self.side, self.number))
 
 
-def workflow_branch(rollouts: MeasuringRollouts) -> Branch:
-    """The function that continues records by running the recipe's workflow again."""
-
-    def branch(recorded: Trajectory, at: int, rollout: Rollout) -> Awaitable[Trajectory]:
-        parts = rollouts.components
-        return run_branch(recorded, at, rollout, parts.workflow, parts.agents, rollouts.scheduler, parts.sampling)
-
-    return branch
-
-
 async def measure_decisions(
     rollouts: MeasuringRollouts,
-    branch: Branch,
     batch: TrajectoryBatch,
     trajectories: Sequence[Trajectory],
     chosen: ChosenDecisions,
@@ -198,7 +190,7 @@ async def measure_decisions(
     note(0, len(planned))
     for first in range(0, len(planned), AT_ONCE):
         some = planned[first : first + AT_ONCE]
-        continued, common_P = await rollouts.run([branch(p.trajectory, p.at, p.rollout) for p in some])
+        continued, common_P = await rollouts.run([rollouts.branch(p.trajectory, p.at, p.rollout) for p in some])
         for plan, trajectory, common in zip(some, continued, common_P.tolist(), strict=True):
             agent = batch.agent_names[batch.agent_of_step[chosen.step_D[plan.decision]]]
             value = outcome_value(trajectory.outcomes[agent]) if agent in trajectory.outcomes else common

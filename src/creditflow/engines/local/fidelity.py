@@ -16,7 +16,6 @@ from creditflow.engines.local.decisions import (
     MeasuringRollouts,
     choose_decisions,
     measure_decisions,
-    workflow_branch,
 )
 from creditflow.engines.local.run import RunState
 from creditflow.engines.local.values import Fidelity, fidelity
@@ -54,7 +53,6 @@ async def fidelity_metrics(
         rollouts = MeasuringRollouts(run.components, run.policy_set)
         measured = await measure_decisions(
             rollouts,
-            workflow_branch(rollouts),
             batch,
             trajectories,
             chosen,
