@@ -113,9 +113,9 @@ def verls_options(*overrides: str):
 
 def test_verl_command_and_recipe_have_equal_options(tmp_path) -> None:
     pytest.importorskip("verl")
-    from creditflow.engines.verl import configuration
+    from creditflow.engines.verl import configuration, overridden
 
-    configuration.expect_verl()
+    overridden.expect_verl()
     recipe = recipe_of("verl", tmp_path)
     words = shlex.split((tmp_path / "train.sh").read_text().replace("\\\n", " "))
     assert words[:3] == ["python3", "-m", "verl.trainer.main_ppo"]

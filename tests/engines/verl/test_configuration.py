@@ -10,9 +10,12 @@ from omegaconf import OmegaConf
 from creditflow._utils.progress import Reporter
 from creditflow.config import Config, leaves, load_recipe, with_options
 from creditflow.engines.base import CAPABILITY_OPTIONS
-from creditflow.engines.verl import configuration
-from creditflow.engines.verl.configuration import compose, expect_verl, mapped, validate
+from creditflow.engines.verl import configuration, options
+from creditflow.engines.verl.checks import validate
+from creditflow.engines.verl.configuration import compose
 from creditflow.engines.verl.launch import dry_run, launch
+from creditflow.engines.verl.options import mapped
+from creditflow.engines.verl.overridden import expect_verl
 from creditflow.engines.verl.policies import policy_configs
 from creditflow.engines.verl.recipe import read_run_handle
 from creditflow.errors import ConfigError
@@ -74,11 +77,11 @@ OURS = (
 
 def test_every_recipe_option_is_mapped_or_own():
     """A new recipe option without a mapping would be dropped silently."""
-    followed = {key for keys in configuration.sources().values() for key in keys}
+    followed = {key for keys in options.sources().values() for key in keys}
 
     for key, _ in leaves(Config().model_dump()):
         ours = any(key == own or key.startswith(f"{own}.") for own in OURS)
-        unsupported = key in {*configuration._LOCAL, *configuration._APART, *CAPABILITY_OPTIONS}
+        unsupported = key in {*options.LOCAL, *CAPABILITY_OPTIONS}
         assert key in followed or unsupported or ours, key
 
 
@@ -102,7 +105,7 @@ OTHER_VALUES = {
 def other_values():
     """A changed value for each option with the same name in verl; numbers differ from each other."""
     config, values = load_recipe(TOY).config, dict(OTHER_VALUES)
-    for place, key in enumerate(key for key in configuration._SAME if key not in OTHER_VALUES):
+    for place, key in enumerate(key for key in options.SAME if key not in OTHER_VALUES):
         value = attrgetter(key)(config)
         more = place + 2 if isinstance(value, int) else (place + 1) / 64
         values[key] = not value if isinstance(value, bool) else value + more
@@ -200,7 +203,7 @@ def test_options_reach_verl(arguments, verls):
     config = composed(*arguments.split())
 
     expect(config, verls)
-    assert validate(config) == [] or "lora_rank" in arguments
+    assert validate(config) == []
 
 
 SEVERAL = (
@@ -245,7 +248,6 @@ SEPARATE = (
         ((*SEPARATE, "actor_rollout_ref.model.lora.rank=8"), (), "actor_rollout_ref.model.lora_rank: LoRA of policy"),
         ((*SEPARATE, "trainer.v1.separate_async.num_warmup_batches=3"), (), "algorithm.max_version_lag: 2, but"),
         ((*SEPARATE, "trainer.v1.colocate_async.num_warmup_batches=2"), (), "trainer.v1.colocate_async.num_warmup"),
-        (("+trainer.v1.sync.parameter_sync_step=2",), (), "trainer.v1.sync.parameter_sync_step: every update"),
         ((*SEPARATE, f"{ROLLOUT}.tensor_model_parallel_size=2"), (), f"{ROLLOUT}.tensor_model_parallel_size: rollout"),
         ((f"{ROLLOUT}.nnodes=1",), (), f"{ROLLOUT}.nnodes: only trainer.v1.trainer_mode=separate_async reads it"),
     ],
@@ -349,7 +351,6 @@ def test_hydra_override_operators_work():
         ("trainer.total_epoch", "trainer.total_epochs"),
         (f"{ACTOR}.lr", f"{ACTOR}.optim.lr"),
         (f"{ROLLOUT}.tensor_parallel_size", f"{ROLLOUT}.tensor_model_parallel_size"),
-        ("actor", ACTOR),
         ("trainer.total_epochs.more", "trainer.total_epochs"),
     ],
 )
@@ -375,7 +376,7 @@ def test_unknown_verl_key_is_rejected_with_a_suggestion(key, nearest):
         (f"-- {ACTOR}.ppo_epochs=null", f"{ACTOR}.ppo_epochs: expected a whole number, got None"),
         ("-- trainer=3", "trainer: expected a mapping of options, got 3"),
         ("verl.model_engine=[a]", "verl.model_engine: expected a name, got ['a']"),
-        (f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.name: is for --engine local; with verl, set verl.{ROLLOUT}.name"),
+        (f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.name: vllm is for --engine local; set verl.{ROLLOUT}.name"),
         (
             f"{ACTOR}.optim.lr_scheduler_type=cosine -- model_engine=torchtitan",
             f"{ACTOR}.optim.lr_scheduler_type: 'cosine', but verl's model_engine=torchtitan has no such option",
@@ -398,8 +399,8 @@ UNKNOWN = "got an unexpected keyword argument 'mine'"
         ("critic.loss_agg_mode=traj-mean-step-mean", "{key}: traj-mean-step-mean is for --engine local"),
         ("critic.context=trajectory", "{key}: trajectory is for --engine local"),
         ("audit.every=1", "{key}: 1 is for --engine local"),
-        ("trainer.device=cpu", "{key}: cpu, which is for --engine local"),
-        ("trainer.device=cuda", "{key}: cuda, which is for --engine local"),
+        ("trainer.device=cpu", "{key}: cpu is for --engine local"),
+        ("trainer.device=cuda", "{key}: cuda is for --engine local"),
         (f"{CRITIC} critic.central=true", "critic.central: True is for --engine local"),
         (
             "policies.default.trainable=true team.agents.critic.policy=other policies.other.trainable=false",
@@ -415,7 +416,7 @@ UNKNOWN = "got an unexpected keyword argument 'mine'"
         ("-- trainer.nnodes={a", "-- trainer.nnodes={a: expected an override as Hydra reads it"),
         ("-- trainer.nnodes=1,2", "-- {key}=1,2: one run has one value of each option; a list is key=[a,b]"),
         ("-- +trainer.nnodes=3", "verl's configuration: Could not append to config. An item is already at"),
-        ("-- ~trainer.nodes", "unknown verl key 'trainer.nodes' (did you mean 'trainer.nnodes'?)"),
+        ("-- ~trainer.nodes", "verl's configuration: Could not delete from config. 'trainer.nodes' does not exist."),
         ("-- model_engine=foo", "verl's configuration: In 'ppo_trainer': Could not find 'model_engine/foo'"),
         ("verl.config_name=nothing", "verl's configuration: Cannot find primary config 'nothing'"),
         (f"-- {ACTOR}.use_dynamic_bsz=false", "verl refuses the configuration: [actor] Please set at least one of"),
@@ -475,13 +476,27 @@ def test_option_without_effect_is_rejected_by_name(override):
     assert len(message) > len(key) + 10
 
 
+def test_all_unusable_options_are_named_at_once():
+    message = refused("--", "trainer.nnodes=two", "trainer.total_epoch=1", "critic.shuffle=true", "data.image_key=x")
+
+    assert message.startswith("4 options: (1) critic.shuffle: mini-batches are dealt out")
+    assert "(3) trainer.nnodes: expected a whole number, got 'two'" in message
+    assert "(4) unknown verl key 'trainer.total_epoch' (did you mean 'trainer.total_epochs'?)" in message
+
+
+def test_option_of_any_type_is_passed_on():
+    config = composed("--", "actor_rollout_ref.model.external_lib=mine", "critic.model.external_lib=[a,b]")
+
+    expect(config, "actor_rollout_ref.model.external_lib=mine critic.model.external_lib=[a,b]")
+
+
 def test_rejected_keys_exist_in_verl():
     defaults = configuration._files("ppo_trainer", ())[1]
     ours = {f"{ROLLOUT}.agent.agent_loop_manager_class"}  # verl reads this key but does not list it
 
-    assert [key for key in configuration._REFUSED if key not in defaults and key not in ours] == []
-    assert [key for key in configuration._MICRO_BATCHES if key not in defaults] == []
-    sizes = [key for size in configuration._MICRO_BATCHES.values() for key in (size, f"{size}_per_gpu")]
+    assert [key for key in options.REFUSED if key not in defaults and key not in ours] == []
+    assert [key for key in options.MICRO_BATCHES if key not in defaults] == []
+    sizes = [key for size in options.MICRO_BATCHES.values() for key in (size, f"{size}_per_gpu")]
     assert [key for key in sizes if key not in defaults] == []
 
 
@@ -513,14 +528,6 @@ def test_rows_beyond_the_micro_batch_limit_are_rejected():
     for section in (ACTOR, f"{ACTOR}.fsdp_config"):
         ulysses = f"{section}.ulysses_sequence_parallel_size=2"
         composed("data.max_response_length=900", f"{ACTOR}.ppo_max_token_len_per_gpu=600", "--", ulysses)
-
-
-def test_unchecked_lora_rank_is_reported(monkeypatch):
-    monkeypatch.setattr(configuration.importlib.util, "find_spec", lambda name: None)
-
-    (message,) = validate(composed("--", "actor_rollout_ref.model.lora_rank=8"))
-
-    assert message == "vLLM is not installed here: whether it takes LoRA of rank 8 was not checked"
 
 
 # Printed configurations

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("verl_cpu")
 
-from creditflow.engines.verl.configuration import MODES
+from creditflow.engines.verl.options import MODES
 from creditflow.monitoring import GuardStop
 from creditflow.runs.run_folder import read_events
 from tests.engines.verl.runs import Run, mode_options, run

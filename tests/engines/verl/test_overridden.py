@@ -15,13 +15,13 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 
 from creditflow.engines.verl import agent_loop, overridden, policy_servers, task_runner, trainer, versions
-from creditflow.engines.verl.configuration import expect_verl
+from creditflow.engines.verl.overridden import expect_verl
 from creditflow.errors import ConfigError
 
 ROOT = Path(verl.__file__).parent
 
 
-def overrides() -> Iterator[tuple[str, str]]:
+def overrides() -> Iterator[str]:
     """The file and qualified name of each method of verl that a class of the engine overrides."""
     classes = [cls for name, cls in TRAINER_REGISTRY.items() if name.startswith(trainer.TRAINER_PREFIX)]
     classes += trainer.PARTNERS.values()
@@ -41,24 +41,24 @@ def overrides() -> Iterator[tuple[str, str]]:
                 for name in vars(own).keys() & vars(base).keys():
                     method = inspect.unwrap(getattr(vars(base)[name], "__func__", vars(base)[name]))
                     if inspect.isfunction(method):
-                        yield str(Path(inspect.getfile(method)).relative_to(ROOT)), method.__qualname__
+                        yield f"{Path(inspect.getfile(method)).relative_to(ROOT)}: {method.__qualname__}"
 
 
 def test_table_has_every_overridden_method():
-    assert set(overrides()) <= set(overridden.names())
+    assert set(overrides()) <= overridden.NAMES
     assert len(set(overrides())) > 50
 
 
 def test_hashes_are_those_of_the_installed_version():
     version, root = overridden.installed()
     assert root == ROOT
-    assert overridden.hashes(root) == overridden.supported()[version]
+    assert overridden.hashes(root) == overridden.SUPPORTED[version]
     expect_verl()
 
 
 def test_methods_of_another_version_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A copy of the files with overridden methods, installed as a version that is not in the table."""
-    for file in overridden.OVERRIDDEN:
+    for file in {name.split(": ")[0] for name in overridden.NAMES}:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / file, tmp_path / file)
     monkeypatch.setattr(overridden, "installed", lambda: ("0.10.0.dev0", tmp_path))

@@ -42,7 +42,9 @@ from creditflow.engines.common.run import (
 )
 from creditflow.engines.common.tracked import FolderTrackers
 from creditflow.engines.models.folders import critic_folder, is_hub_name, model_folder
-from creditflow.engines.verl.configuration import as_yaml, checkpoints, compose, expect_verl, validate
+from creditflow.engines.verl.checks import validate
+from creditflow.engines.verl.configuration import as_yaml, checkpoints, compose
+from creditflow.engines.verl.overridden import expect_verl
 from creditflow.engines.verl.policies import rollout_devices
 from creditflow.engines.verl.recipe import KEY, NAME, read_run_handle, recipe_section
 from creditflow.errors import ConfigError, CreditflowError, first_line, says_disk_full

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-from creditflow.config import Config, OptimConfig, lora_rank_of, model_of, optim_of, trained_policies
+from creditflow.config import Config, lora_rank_of, model_of, optim_of, trained_policies
+from creditflow.engines.verl.options import optim_values
 from creditflow.errors import ConfigError
 
 
@@ -62,16 +62,3 @@ def _set_own(section: Any, config: Config, policy: str) -> None:
         if "lr_decay_style" in section.actor.optim:  # the name in some of verl's engines
             values["lr_decay_style"] = values.pop("lr_scheduler_type")
         section.actor.optim.update(values)
-
-
-def optim_values(optim: OptimConfig, config: Config, epochs: int) -> dict[str, Any]:
-    """The optimizer's options under verl's names, for `epochs` updates per mini-batch."""
-    updates = math.ceil(config.data.train_batch_size / config.actor_rollout_ref.actor.ppo_mini_batch_size) * epochs
-    return {
-        "lr": optim.lr,
-        "weight_decay": optim.weight_decay,
-        "betas": optim.betas,
-        # In training steps: verl's schedule advances once per step, while the recipe counts updates.
-        "lr_warmup_steps": math.ceil(optim.lr_warmup_steps / updates),
-        "lr_scheduler_type": optim.lr_scheduler_type,
-    }

@@ -53,8 +53,8 @@ from creditflow.engines.common.components import build_curriculum, load_function
 from creditflow.engines.common.guard import build_guard, control_state, load_control_state, roll_back, run_guard
 from creditflow.engines.common.metrics import staleness_metrics, step_metrics, update_threshold, val_metrics
 from creditflow.engines.common.run import FINISHED
-from creditflow.engines.verl.configuration import MODES
 from creditflow.engines.verl.dataset import CurriculumLoader
+from creditflow.engines.verl.options import MODES
 from creditflow.engines.verl.policies import policy_configs, rollout_devices
 from creditflow.engines.verl.policy_servers import (
     PolicyWorker,
