@@ -122,7 +122,7 @@ def test_converted_trajectories_are_credited(tmp_path: Path) -> None:
     why = CliRunner().invoke(app, ["why", str(run), step])
     assert (why.exit_code, "executor, turn 0" in why.stdout) == (0, True)
     audit = CliRunner().invoke(app, ["audit", str(run)])
-    assert (audit.exit_code, "it has no workflow to roll out its tasks again" in audit.output) == (2, True)
+    assert (audit.exit_code, "imported trajectories cannot be continued" in audit.output) == (2, True)
     again = CliRunner().invoke(app, ["recredit", str(run), "algorithm.propagation=discounted"])
     assert again.exit_code == 0, again.output
 
