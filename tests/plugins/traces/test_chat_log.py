@@ -72,7 +72,7 @@ def test_vllm_token_ids_and_logprobs_are_kept() -> None:
 
 
 def test_unknown_line_is_refused_with_its_number() -> None:
-    with pytest.raises(DataError, match=r"chat log: line 2: expected `messages`, or `request` and `response`"):
+    with pytest.raises(DataError, match=r"chat log: record 2: expected a record of a chat log \(a list `messages`, or"):
         from_chat_log([{"messages": []}, {"text": "hello"}])
 
 
@@ -88,7 +88,7 @@ def test_lines_of_several_files_join_only_by_id(tmp_path: Path) -> None:
         ["Hello from b."],
     ]
     (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, [{"messages": []}, {}])))
-    with pytest.raises(DataError, match=r"b\.jsonl: line 2: expected"):
+    with pytest.raises(DataError, match=r"b\.jsonl: record 2: expected"):
         read_spans([tmp_path / "a.jsonl", tmp_path / "b.jsonl"])
 
 

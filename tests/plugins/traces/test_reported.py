@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from creditflow.plugins.traces import ConvertOptions, Span, convert, from_chat_log, from_json, read_spans
-from creditflow.plugins.traces.exports import LANGSMITH, MLFLOW, read_export
+from creditflow.plugins.traces.files import LANGSMITH, MLFLOW
 from tests.builders import examples
 from tests.paths import TRACES
 from tests.plugins.traces.test_messages import step
@@ -45,7 +45,7 @@ def in_mlflow(answer: str) -> list[Span]:
     attributes = {"mlflow.spanType": '"LLM"', "mlflow.spanInputs": '{"prompt": "Go."}'}
     attributes["mlflow.spanOutputs"] = json.dumps(answer)
     raw = {"span_id": "a" * 16, "start_time_unix_nano": 1, "end_time_unix_nano": 2, "attributes": attributes}
-    return read_export(MLFLOW, [{"info": {"trace_id": "t"}, "data": {"spans": [raw]}}], "x")
+    return list(MLFLOW.read([{"info": {"trace_id": "t"}, "data": {"spans": [raw]}}]))
 
 
 READERS = {
@@ -139,7 +139,7 @@ def test_streamed_message_of_langchain_is_the_assistants(name: str, kind: str) -
     asked = of_langchain("HumanMessage", "human", "Capital?")
     run = {"id": "1", "run_type": "llm", "inputs": {"messages": [[asked, reply]]},
            "outputs": {"generations": [[{"text": "Bern is the capital.", "message": reply}]]}}  # fmt: skip
-    (found,) = convert(read_export(LANGSMITH, [run], "x")).trajectories[0].steps
+    (found,) = convert(list(LANGSMITH.read([run]))).trajectories[0].steps
     assert found.prompt == "[user]\nCapital?\n\n[assistant]\nBern is the capital."
     assert found.response == "Bern is the capital."
 

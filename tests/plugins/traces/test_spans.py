@@ -128,7 +128,7 @@ def test_agent_lightning_attempt_is_one_trajectory() -> None:
         ("x.json", b"\x0a\xff\xff", r"protobuf is known by a name that ends with \.pb or \.bin"),
         ("x.json", b'{"resourceSpans": "x"}', "resourceSpans: expected a list, got 'x'"),
         ("x.jsonl", b'{"resourceSpans": []}\nnull', "object 2: expected OTLP"),
-        ("x.json", b'{"messages": "hi"}', "line 1: messages: expected a list"),
+        ("x.json", b'{"messages": "hi"}', "a list `messages`, or `request`.*, got an object with 'messages'"),
         (
             "x.json",
             b'{"resourceSpans": [{"spans": []}]}',

@@ -19,52 +19,44 @@ belongs to the trajectory. Chat logs often repeat earlier messages in later line
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from creditflow.errors import DataError
 from creditflow.plugins.traces.messages import ANSWERING, choices_of, dumped, first_in
-from creditflow.plugins.traces.spans import Reward, Span, Target, items_of, mapping, text_of
+from creditflow.plugins.traces.spans import Reward, Span, Target, mapping, text_of
 
 _Line = Mapping[str, Any]
 _TRAJECTORY = ("trajectory_id", "trace_id", "conversation_id", "session_id")
 
 
-def is_chat_log(value: Any) -> bool:
-    """Whether a JSON value looks like a line of a chat log."""
-    return isinstance(value, Mapping) and ("messages" in value or {"request", "response"} <= value.keys())
+def is_chat_log(value: _Line) -> bool:
+    """Whether an object is a line of a chat log."""
+    return isinstance(value.get("messages"), list) or {"request", "response"} <= value.keys()
 
 
-def from_chat_log(lines: Iterable[Any], where: str = "chat log", *, after: int = 0) -> list[Span]:
-    """Convert lines, given as JSON values, to spans.
-
-    `after`: the number of lines in the files before this one. Raises DataError for a line of another form.
-    """
-    spans: list[Span] = []
-    for number, line in enumerate(lines, after + 1):
-        if not is_chat_log(line):
-            raise DataError(f"{where}: line {number - after}: expected `messages`, or `request` and `response`")
-        if not isinstance(line.get("messages", []), list):
-            raise DataError(f"{where}: line {number - after}: messages: expected a list of them")
-        trajectory_id = next((text_of(line[key]) for key in _TRAJECTORY if line.get(key) is not None), f"line {number}")
-        is_call = "request" in line
-        spans += [call_span(line, trajectory_id, number)] if is_call else _conversation(line, trajectory_id, number)
-    return spans
+def read_chat_log(lines: Sequence[_Line]) -> Iterator[Span]:
+    """Convert lines to spans."""
+    for number, line in enumerate(lines, 1):
+        trajectory_id = text_of(first_in(line, _TRAJECTORY)) or f"line {number}"
+        if "request" in line:
+            yield call_span(line, trajectory_id, number)
+        else:
+            yield from _conversation(line, trajectory_id, number)
 
 
 _STRIDE = 1 << 32
 """Nanoseconds between lines. Logs have an order but no reliable times, so times are made from line numbers."""
 
 
-def _conversation(line: Mapping[str, Any], trajectory_id: str, number: int) -> Iterator[Span]:
-    messages = [item if isinstance(item, Mapping) else {"content": item} for item in items_of(line.get("messages"))]
+def _conversation(line: _Line, trajectory_id: str, number: int) -> Iterator[Span]:
+    messages = [item if isinstance(item, Mapping) else {"content": item} for item in line["messages"]]
     time, around = number * _STRIDE, f"{number}"
     answers = [place for place, message in enumerate(messages) if message.get("role") in ANSWERING]
     rest = len(messages) - (answers[-1] + 1 if answers else 0)
     unread = [(f"line {number}", f"{rest} of its messages come after the last response")] if rest else []
     unread += _unread_rewards(line, number)
     for place, message in enumerate(messages):
-        unread += _unread_rewards(message, number, () if place in answers else _REWARDS)
+        unread += _unread_rewards(message, number, is_response=place in answers)
     times, rewards = (time, time + _STRIDE - 1), _rewards(line, ())
     yield Span(trajectory_id, around, None, "conversation", *times, {}, unread=unread, rewards=rewards)
     so_far = hashlib.sha256()
@@ -81,7 +73,7 @@ def _conversation(line: Mapping[str, Any], trajectory_id: str, number: int) -> I
             yield _call((trajectory_id, f"{number}.{place}", around), time + 2 * place + 1, own, message)
 
 
-def call_span(line: Mapping[str, Any], trajectory_id: str, number: int) -> Span:
+def call_span(line: _Line, trajectory_id: str, number: int) -> Span:
     """The call of a line with `request` and `response`."""
     request, answer = mapping(line.get("request")), mapping(line.get("response"))
     choices = choices_of(line.get("response"))
@@ -107,8 +99,8 @@ def _call(ids: tuple[str, str, str | None], time: int, own: _Line, holder: _Line
     return Span(*ids, "chat", time, time + 1, attributes, unread=unread, rewards=_rewards(holder))
 
 
-def _rewards(holder: Mapping[str, Any], *links: Target) -> list[Reward]:
-    rewards = holder.get("reward", holder.get("rewards"))
+def _rewards(holder: _Line, *links: Target) -> list[Reward]:
+    rewards = first_in(holder, _REWARDS)
     named = rewards if isinstance(rewards, Mapping) else {} if rewards is None else {"reward": rewards}
     return [Reward([(text_of(name), value) for name, value in named.items()], list(links))] if named else []
 
@@ -116,11 +108,10 @@ def _rewards(holder: Mapping[str, Any], *links: Target) -> list[Reward]:
 _REWARDS = ("reward", "rewards")
 
 
-def _unread_rewards(holder: Mapping[str, Any], number: int, more: Sequence[str] = ()) -> Iterator[tuple[str, str]]:
-    """Keys of a line or a message that look like rewards but are not read as such; `more`: further keys."""
-    keys = [key for key in _REWARDS if holder.get(key) is not None]
-    for key in holder:
-        if isinstance(key, str) and "reward" in key.lower() and (key not in _REWARDS or key in keys[1:]):
-            yield f"line {number}: {key}", "it is not read as a reward: name it `reward`"
-        elif key in more and holder[key] is not None:
-            yield f"line {number}: {key}", "it is given to a message that is no response"
+def _unread_rewards(holder: _Line, number: int, *, is_response: bool = True) -> Iterator[tuple[str, str]]:
+    """Keys of a line or a message that look like rewards but are not read as such."""
+    read = next((key for key in _REWARDS if is_response and holder.get(key) is not None), "")
+    why = "it is not read as a reward: name it `reward`"
+    for key, value in holder.items():
+        if "reward" in text_of(key).lower() and key != read and value is not None:
+            yield f"line {number}: {key}", why if is_response else "it is given to a message that is no response"

@@ -72,7 +72,8 @@ def convert(
     if left_out is not None:
         lines = "".join(json.dumps(asdict(record)) + "\n" for record in converted.left_out)
         write_named(left_out, lambda path: path.write_text(lines), "--left-out")
-    _print(converted)
+    if records:
+        _print(converted)
     if converted.trajectories and all(trajectory.outcome is None for trajectory in converted.trajectories):
         reporter.say(
             "warning: no trajectory has an outcome, so that credit comes from the sub-rewards alone; --outcome names a "
@@ -102,10 +103,20 @@ def _read(
     sources: Sequence[Path], options: ConvertOptions, reporter: Reporter
 ) -> tuple[Sequence[Span], list[Trajectory]]:
     """The spans of the traces, and the trajectories of creditflow's Parquet files."""
-    copied = [t for source in sources if source.suffix == ".parquet" for t in _read_parquet(source, options)]
+    from creditflow.data import read_parquet
+
+    parquet = [source for source in sources if source.suffix == ".parquet"]
+    if parquet and options != ConvertOptions():
+        raise InputError(
+            f"{parquet[0]}: creditflow's Parquet is copied unchanged; convert it apart from traces, without options"
+        )
+    try:
+        copied = [trajectory for source in parquet for trajectory in read_parquet(source).to_trajectories()]
+    except BatchError as error:
+        raise DataError(str(error)) from error  # the message names the file
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        spans = read_spans(source for source in sources if source.suffix != ".parquet")
+        spans = read_spans(source for source in sources if source not in parquet)
     for warning in caught:
         reporter.say(f"warning: {warning.message}")
     return spans, copied
@@ -126,22 +137,6 @@ def _expect_named_fields(spans: Sequence[Span], converted: Converted, options: C
         if name not in rewards:
             names = ", ".join(sorted(map(str, rewards))) or "none"
             raise InputError(f"{option}: no reward is called {name!r}; the traces have {names}")
-
-
-def _read_parquet(source: Path, options: ConvertOptions) -> list[Trajectory]:
-    """Read trajectories written by `serve` or `convert`, unchanged."""
-    from creditflow.data import read_parquet
-
-    if options != ConvertOptions():
-        raise InputError(
-            f"{source}: creditflow's Parquet is copied unchanged; the options are for traces, convert those separately"
-        )
-    try:
-        return read_parquet(source).to_trajectories()
-    except BatchError as error:
-        raise DataError(str(error)) from error  # the message names the file
-    except OSError as error:
-        raise DataError(f"{source}: cannot be read: {error.strerror or error}") from error
 
 
 def _write_run(batch: TrajectoryBatch, run: Path, sources: Sequence[Path]) -> None:
@@ -170,8 +165,6 @@ def _ranges(texts: Sequence[str]) -> dict[str, tuple[float, float]]:
 
 def _print(converted: Converted) -> None:
     """Print the steps, the rewards, and the records left out or mended."""
-    if not converted.spans:
-        return
     console = results_console()
     steps = [step for trajectory in converted.trajectories for step in trajectory.steps]
     console.print(f"{counted(converted.spans, 'span')}: {_size(converted.trajectories)}", soft_wrap=True)

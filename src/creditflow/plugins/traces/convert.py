@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import mul
@@ -129,26 +129,19 @@ def _linked(traces: Mapping[str, list[Span]]) -> dict[str, list[Span]]:
     A message's receiver often starts a new trace, and so does a later scoring of the trajectory. A span that links to
     several traces joins none: it may be a batch of many trajectories.
     """
-    joined = {trace: trace for trace in traces}
-
-    def trajectory_of(trace: str) -> str:
-        while joined[trace] != trace:
-            joined[trace] = joined[joined[trace]]
-            trace = joined[trace]
-        return trace
-
-    order = {trace: place for place, trace in enumerate(traces)}
+    group_of = {trace: [trace] for trace in traces}
     for trace, spans in traces.items():
         for span in spans:
-            if not span.links:
-                continue
             others = {link.trace for link in span.links if link.trace != trace and link.trace in traces}
-            if len(others) == 1:
-                first, other = sorted((trajectory_of(trace), trajectory_of(others.pop())), key=order.__getitem__)
-                joined[other] = first
+            if len(others) == 1 and (other := group_of[others.pop()]) is not (group := group_of[trace]):
+                small, large = sorted((other, group), key=len)
+                large += small
+                group_of |= dict.fromkeys(small, large)
+    first_of: dict[int, str] = {}
     spans_by_trajectory: dict[str, list[Span]] = {}
     for trace, spans in traces.items():
-        spans_by_trajectory.setdefault(trajectory_of(trace), []).extend(spans)
+        first = first_of.setdefault(id(group_of[trace]), trace)
+        spans_by_trajectory.setdefault(first, []).extend(spans)
     return spans_by_trajectory
 
 
@@ -175,10 +168,10 @@ def _convert(name: str, spans: Sequence[Span], options: ConvertOptions, seen: _S
     def leave_out(what: What, at: int, part: str, reason: str) -> None:
         result.left_out.append(LeftOut(what, name, spans[at].id, part, reason))
 
-    _note_what_is_not_read(trajectory_spans, result, leave_out)
+    _note_unread(name, trajectory_spans, result)
     for at, reason in sorted(chosen.left_out.items()):
         leave_out("model call", at, spans[at].name, reason)
-    calls = [trajectory_spans.call(at) for at in chosen.calls]
+    calls = [trajectory_spans.calls[at] for at in chosen.calls]
     steps = _steps(name, trajectory_spans, chosen, calls)
     for at, call in zip(chosen.calls, calls, strict=True):
         for choice in call.choices:
@@ -191,7 +184,8 @@ def _convert(name: str, spans: Sequence[Span], options: ConvertOptions, seen: _S
             result.mended[f"messages not read in full: {part}"] += 1
     prompt = _first_prompt(trajectory_spans, chosen)
     uid = _uid(trajectory_spans, name if prompt is None else _spelled(prompt), options.uid_by)
-    trajectory = Trajectory(name, uid, _task(prompt or ()), steps)
+    asked = [message for message in prompt or () if message["role"] == "user"] or prompt or ()
+    trajectory = Trajectory(name, uid, Task("trace", tuple(asked), None), steps)
     rewards = place(trajectory_spans, chosen, options.outcome)
     for reward in rewards:
         if reward.owner is None:
@@ -206,17 +200,14 @@ def _convert(name: str, spans: Sequence[Span], options: ConvertOptions, seen: _S
     result.trajectories.append(trajectory)
 
 
-def _note_what_is_not_read(
-    trajectory_spans: TrajectorySpans, result: Converted, leave_out: Callable[[What, int, str, str], None]
-) -> None:
+def _note_unread(name: str, trajectory_spans: TrajectorySpans, result: Converted) -> None:
     giving = {at for at, _ in trajectory_spans.rewards}
     for at, (span, meaning) in enumerate(zip(trajectory_spans.spans, trajectory_spans.meanings, strict=True)):
         if meaning is None and at not in giving and (span.name or span.attributes):
             result.passed_over[span.name or "a span without a name"] += 1
         listed = [*span.unread, *(unread(span) if span.events else ())]
-        for record, reason in listed:
-            leave_out("record", at, record, reason)
-        if span.events and type(meaning) is not ModelCall:
+        result.left_out += [LeftOut("record", name, span.id, record, reason) for record, reason in listed]
+        if span.events and at not in trajectory_spans.calls:
             names = (event.name for event in span.events if message_kind(event) and event.name not in dict(listed))
             result.passed_over.update(f"{event} on a span of no call" for event in names)
 
@@ -229,13 +220,15 @@ def _steps(name: str, trajectory_spans: TrajectorySpans, chosen: Selection, call
         [start[at] for at in chosen.calls],
         [end[at] for at in chosen.calls],
     )
-    has_parents = all(read[1:])  # the first step has none either way
-    parents = read if has_parents else _parents(trajectory_spans, chosen, read)
+    # The first step has no parents either way.
+    by_time = {} if all(read[1:]) else before(trajectory_spans.tree, start, end, chosen.calls)
+    step_of = {at: step for step, at in enumerate(chosen.calls)}
     turns: dict[str, int] = {}
     originals: set[str] = set()
     steps = []
     for index, (at, call, agent) in enumerate(zip(chosen.calls, calls, chosen.agents, strict=True)):
         turn = turns[agent] = turns.get(agent, -1) + 1
+        parents = read[index] or tuple(sorted([step_of[earlier] for earlier in by_time.get(at, ())]))
         info = {
             "span_id": spans[at].id,
             "start_ns": start[at],
@@ -251,7 +244,7 @@ def _steps(name: str, trajectory_spans: TrajectorySpans, chosen: Selection, call
             info["media"] = {m: json.loads(dumped(first[m]) or "null") if m in first else None for m, _ in call.media}
         n = len(call.response_ids)
         logprobs = call.logprobs if len(call.logprobs) == n else _shared((math.nan,), n)
-        place = f"{name}/{index}", name, index, agent, turn, parents[index]
+        place = f"{name}/{index}", name, index, agent, turn, parents
         texts = _spelled(call.messages), call.response
         mask, model = _shared((1,), n), call.model or "default"
         ids = call.prompt_ids, call.response_ids
@@ -268,26 +261,12 @@ def _spelled(messages: Sequence[Message]) -> str:
     return "\n\n".join([f"[{message['role']}]\n{message['content']}" for message in messages])
 
 
-def _parents(spans: TrajectorySpans, chosen: Selection, read: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Parents from reused text, or from times and nesting for steps that reuse none."""
-    step_of = {at: step for step, at in enumerate(chosen.calls)}
-    after = before(spans.tree, spans.start, spans.end, [at in step_of for at in range(len(spans.spans))])
-    return [
-        by_text or tuple(sorted([step_of[earlier] for earlier in after[at]]))
-        for at, by_text in zip(chosen.calls, read, strict=True)
-    ]
-
-
 def _first_prompt(trajectory_spans: TrajectorySpans, chosen: Selection) -> Sequence[Message] | None:
     """The prompt of the trajectory's first call, whether that call is a step or is left out; None if it was cut off."""
-    for call in map(trajectory_spans.call, chosen.all_calls):
+    for call in map(trajectory_spans.calls.__getitem__, chosen.all_calls):
         if call.messages or call.is_cut:
             return call.messages or None
     return ()
-
-
-def _task(prompt: Sequence[Message]) -> Task:
-    return Task("trace", tuple(message for message in prompt if message["role"] == "user") or tuple(prompt), None)
 
 
 def _uid(trajectory_spans: TrajectorySpans, prompt: str, key: str) -> str:
@@ -298,22 +277,19 @@ def _uid(trajectory_spans: TrajectorySpans, prompt: str, key: str) -> str:
 
 def _pay(trajectory: Trajectory, rewards: Sequence[PlacedReward], options: ConvertOptions) -> list[PlacedReward]:
     """Assign rewards to the steps and the trajectory; return those that a later one replaced."""
+    last = {(reward.owner, reward.name): number for number, reward in enumerate(rewards)}
     replaced: list[PlacedReward] = []
-    last: dict[tuple[int, str], PlacedReward] = {}
-    for reward in rewards:
-        if reward.owner is not None:
-            if (earlier := last.pop((reward.owner, reward.name), None)) is not None:
-                replaced.append(earlier)
-            last[reward.owner, reward.name] = reward
     whole: dict[str, Score] = {}
-    for (owner, name), reward in last.items():
+    for number, reward in enumerate(rewards):
+        owner, name = reward.owner, reward.name
         score = _score(reward.value, options.ranges.get(name, (0.0, 1.0)))
-        if owner == WHOLE:
+        if owner is not None and last[owner, name] != number:
+            replaced.append(reward)
+        elif owner == WHOLE:
             whole[name] = score
-        else:
-            step = trajectory.steps[owner]
-            step.scores[name] = score
-            step.info.setdefault("rewards_by", {})[name] = reward.rule
+        elif owner is not None:
+            trajectory.steps[owner].scores[name] = score
+            trajectory.steps[owner].info.setdefault("rewards_by", {})[name] = reward.rule
     if whole:
         names = (options.outcome, *OUTCOMES, *whole)
         outcome = next(name for name in names if name in whole)

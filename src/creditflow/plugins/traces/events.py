@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from creditflow.plugins.traces.conventions import conventions
-from creditflow.plugins.traces.span_reading import has_no_kind, is_call, is_reward_event, message_kind
+from creditflow.plugins.traces.span_reading import Kind, is_reward_event, kind_of, message_kind
 from creditflow.plugins.traces.spans import Span, SpanEvent, is_of_models, text_of
 
 _OPERATION = "gen_ai.operation.name"
@@ -18,11 +18,12 @@ _OPERATION = "gen_ai.operation.name"
 def with_calls_apart(spans: Iterable[Span]) -> Iterator[Span]:
     """Yield `spans`, each call with the attributes of its records, and a new span inside for every other call."""
     for span in spans:
-        calls = _recorded_calls(span) if span.events else ()
+        kind = kind_of(span) if span.events else None
+        calls = _recorded_calls(span, kind) if span.events else ()
         taken = {id(event) for events in calls for event in events}
         rest = [event for event in span.events if id(event) not in taken] if calls else span.events
         recorded = [{key: value for event in events for key, value in event.attributes.items()} for events in calls]
-        if len(calls) == 1 and is_call(span):
+        if len(calls) == 1 and kind == "call":
             # The longer of two values counts: a limit may have cut off the other.
             own = {k: v for k, v in span.attributes.items() if len(text_of(v)) >= len(text_of(recorded[0].get(k)))}
             yield replace(span, attributes={**recorded[0], **own}, events=rest)
@@ -37,7 +38,7 @@ def with_calls_apart(spans: Iterable[Span]) -> Iterator[Span]:
             yield replace(call, resource=span.resource, trace_id=span.trace_id, scope=span.scope)
 
 
-def _recorded_calls(span: Span) -> Sequence[list[SpanEvent]]:
+def _recorded_calls(span: Span, kind: Kind) -> Sequence[list[SpanEvent]]:
     """Events by the call that they record.
 
     Records are parts of one call unless an attribute of messages repeats; then each with a prompt and a response is a
@@ -45,8 +46,7 @@ def _recorded_calls(span: Span) -> Sequence[list[SpanEvent]]:
     span without a kind are one call if they have at most one response: of several, which belong together was not
     recorded.
     """
-    is_kindless = has_no_kind(span)
-    is_part, operation = is_kindless or is_call(span), span.attributes.get(_OPERATION)
+    is_part, operation = kind in ("call", None), span.attributes.get(_OPERATION)
     records = [event for event in span.events if message_kind(event) == "record"]
     records = [e for e in records if is_part or e.attributes.get(_OPERATION, operation) != operation]
     prompt = {place.attribute for convention in conventions() for place in convention.prompt}
@@ -57,15 +57,15 @@ def _recorded_calls(span: Span) -> Sequence[list[SpanEvent]]:
     calls = whole if not is_one else [records] if records else []
     messages = [event for event in span.events if message_kind(event) in ("prompt", "response")]
     kinds = [message_kind(event) for event in messages]
-    return [*calls, messages] if is_kindless and kinds.count("response") <= 1 and "prompt" in kinds else calls
+    return [*calls, messages] if kind is None and kinds.count("response") <= 1 and "prompt" in kinds else calls
 
 
 def unread(span: Span) -> Iterator[tuple[str, str]]:
     """Name and reason of each of a span's generative-AI events that no rule reads."""
-    is_kindless, is_own = has_no_kind(span), is_call(span)
+    kind = kind_of(span)
     for event in span.events:
-        kind = message_kind(event)
-        if (is_kindless and kind) or (is_own and kind == "record"):
+        form = message_kind(event)
+        if (kind is None and form) or (kind == "call" and form == "record"):
             yield event.name, "which call of its span it belongs to was not recorded"
-        elif is_of_models(event) and not kind and not is_reward_event(event):
+        elif is_of_models(event) and not form and not is_reward_event(event):
             yield event.name, "an event of this name is not read"

@@ -193,7 +193,7 @@ def decode(value: Any, form: Form, name: str, notes: Notes) -> Any:
 def are_messages(value: Any) -> bool:
     """Whether a decoded value holds messages, by all keys of each, rather than an answer in JSON."""
     if isinstance(value, list):
-        return bool(value) and all(_is_message(item) or _is_typed(item) for item in value)
+        return bool(value) and all(_is_message(item) or _kind_of(item) in _KINDS for item in value)
     value = mapping(value)
     is_request = value.keys() <= _OF_A_REQUEST and isinstance(first_in(value, _PROMPTS), list)
     is_response = "role" not in value and any(isinstance(value.get(key), list) for key in _CHOICES)
@@ -214,10 +214,6 @@ def _kind_of(part: Any) -> str:
     if not isinstance(kind, str):
         return ""
     return "result" if kind.endswith("_tool_result") else _TYPES.get(kind, kind)
-
-
-def _is_typed(part: Any) -> bool:
-    return _kind_of(part) in _KINDS
 
 
 # ---- requests and responses ----------------------------------------------------------------------------------------
@@ -345,7 +341,7 @@ def message_of(raw: Any, role: str, notes: Notes, *, nested: bool = False) -> Ch
         parts = [*_parts(_reasoning_beside(message), notes, 0), *parts]
     parts += _parts(_further(message), notes, 0)
     if items != [message]:
-        parts += _without([part for part in parts if part.kind == "call"], _parts(_calls_beside(message), notes, 0))
+        parts += [call for call in _parts(_calls_beside(message), notes, 0) if not _is_one_of(call, parts)]
     foreign = [key for key in message if isinstance(key, str) and key not in _READ and "." not in key]
     has_content = parts or any(key in _CONTENTS or key in _BODY for key in message)
     if foreign and not (has_content and any(key in raw or key in message for key in _MARKS)):
@@ -400,15 +396,10 @@ def _calls_beside(message: Mapping[str, Any]) -> Iterator[Any]:
         yield {"type": "tool_call", **call}
 
 
-def _without(calls: Sequence[Part], others: Iterable[Part]) -> Iterator[Part]:
-    """`others` without those that repeat one of `calls` in another form: by id, or by text if one has no id."""
-    left = list(calls)
-    for other in others:
-        same = (call for call in left if (call.id == other.id if call.id and other.id else call.text == other.text))
-        if (call := next(same, None)) is None:
-            yield other
-        else:
-            left.remove(call)
+def _is_one_of(call: Part, parts: Sequence[Part]) -> bool:
+    """Whether a call is one of `parts` in another form: by id, or by text if one has no id."""
+    others = (part for part in parts if part.kind == "call")
+    return any(call.id == other.id if call.id and other.id else call.text == other.text for other in others)
 
 
 def listed(value: Any) -> Sequence[Any]:
@@ -424,7 +415,7 @@ def are_parts(value: Any) -> bool:
     if not isinstance(value, LIST_TYPES) or not value or not all(isinstance(part, dict) and part for part in value):
         return False
     untyped = [filled(part) for part in value if not isinstance(part.get("type"), str)]
-    return all(map(_is_untyped, untyped)) and bool(untyped or any(map(_is_typed, value)))
+    return all(map(_is_untyped, untyped)) and bool(untyped or not _KINDS.isdisjoint(map(_kind_of, value)))
 
 
 def _is_untyped(part: Raw) -> bool:

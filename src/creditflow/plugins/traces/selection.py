@@ -29,28 +29,24 @@ class TrajectorySpans:
         mended.update(self.tree.mended.values())
         read = [read_span(span) for span in spans]
         self.meanings = [meaning for meaning, _ in read]
+        self.calls = {at: meaning for at, meaning in enumerate(self.meanings) if type(meaning) is ModelCall}
+        """Span to its model call."""
+        self.agents = {at: meaning.name for at, meaning in enumerate(self.meanings) if type(meaning) is AgentSpan}
+        """Span to the agent whose work it is."""
         self.start, self.end = _times(spans, mended)
         """[n] nanoseconds; `start < end`."""
         self.rewards = [(at, reward) for at, (_, rewards) in enumerate(read) if rewards for reward in rewards]
         """Span and reward, in order of the spans' starts."""
         self.rewards.sort(key=lambda placed: self.start[placed[0]])
-        around: list[int | None] = [at if type(m) is AgentSpan else None for at, m in enumerate(self.meanings)]
-        self.agent_around = self.tree.inherited(around) if any(type(m) is AgentSpan for m in self.meanings) else around
+        self.agent_around = self.tree.around(self.agents)
         """[n] the nearest enclosing agent span, or the span itself if it is one."""
-
-    def call(self, at: int) -> ModelCall:
-        """The model call of span `at`, which must be one."""
-        meaning = self.meanings[at]
-        assert type(meaning) is ModelCall
-        return meaning
 
     def agents_of(self, calls: Sequence[int]) -> dict[int, str]:
         """Call to its agent's name: by its own attributes, else by its agent span, else the only name in the trace."""
-        agents = {at: meaning.name for at, meaning in enumerate(self.meanings) if type(meaning) is AgentSpan}
-        own = {self.call(at).agent for at in calls} - {""}
-        other = next(iter(own)) if len(own) == 1 and own.issuperset(agents.values()) else NO_AGENT
-        around = self.agent_around
-        return {at: self.call(at).agent or (other if (by := around[at]) is None else agents[by]) for at in calls}
+        own = {self.calls[at].agent for at in calls} - {""}
+        other = next(iter(own)) if len(own) == 1 and own.issuperset(self.agents.values()) else NO_AGENT
+        around = [None if by is None else self.agents[by] for by in self.agent_around]
+        return {at: self.calls[at].agent or around[at] or other for at in calls}
 
 
 def _times(spans: Sequence[Span], mended: Counter[str]) -> tuple[list[int], list[int]]:
@@ -92,25 +88,22 @@ class Selection:
 
 def choose(trajectory_spans: TrajectorySpans, agent_match: str) -> Selection:
     """Choose the calls whose agents match `agent_match`, each once; not those of judges or without a response."""
-    tree, meanings = trajectory_spans.tree, trajectory_spans.meanings
-    reward = [at if type(meaning) is Reward else None for at, meaning in enumerate(meanings)]
-    reward = tree.inherited(reward) if trajectory_spans.rewards else reward
+    tree, spans = trajectory_spans.tree, trajectory_spans.spans
+    reward = tree.around({at for at, meaning in enumerate(trajectory_spans.meanings) if type(meaning) is Reward})
     left_out: dict[int, str] = {}
     able: dict[int, ModelCall] = {}
     unable: dict[int, ModelCall] = {}
-    for at, meaning in enumerate(meanings):
-        if type(meaning) is not ModelCall:
-            continue
+    for at, call in trajectory_spans.calls.items():
         if reward[at] is not None:
             left_out[at] = "made by a reward"
-        elif why := meaning.unusable:
-            left_out[at] = f"it failed: {trajectory_spans.spans[at].error}" if trajectory_spans.spans[at].error else why
-            unable[at] = meaning
+        elif call.unusable:
+            left_out[at] = f"it failed: {spans[at].error}" if spans[at].error else call.unusable
+            unable[at] = call
         else:
-            able[at] = meaning
+            able[at] = call
     same_as = _repeated(trajectory_spans, able)
     for at, first in same_as.items():
-        left_out[at] = f"the same call as span {trajectory_spans.spans[first].id}"
+        left_out[at] = f"the same call as span {spans[first].id}"
     agents = trajectory_spans.agents_of([at for at in able if at not in same_as])
     calls_in_order = [*agents, *_alone(tree, unable, able)] if unable else list(agents)
     calls_in_order.sort(key=trajectory_spans.end.__getitem__)
@@ -129,14 +122,10 @@ def _alone(tree: SpanTree, unable: Mapping[int, ModelCall], able: Mapping[int, M
     Another record of the same call has its response id, or encloses it, or lies inside it.
     """
     ids = {call.response_id for call in able.values()} - {""}
-    around = tree.inherited([at if at in able else None for at in range(len(tree.parents))])
-    around_some: set[int] = set()
-    for at in able:
-        while (at := tree.parents[at]) >= 0 and at not in around_some:
-            around_some.add(at)
-    for at, call in unable.items():
-        if call.response_id not in ids and around[at] is None and at not in around_some:
-            yield at
+    around_able, around_unable = tree.around(able), tree.around(unable)
+    enclose = {around_unable[at] for at in able}
+    alone = (at for at in unable if around_able[at] is None and at not in enclose)
+    return (at for at in alone if unable[at].response_id not in ids)
 
 
 def _repeated(trajectory_spans: TrajectorySpans, able: Mapping[int, ModelCall]) -> dict[int, int]:
@@ -148,7 +137,7 @@ def _repeated(trajectory_spans: TrajectorySpans, able: Mapping[int, ModelCall]) 
     outermost, then the first.
     """
     tree = trajectory_spans.tree
-    enclosing = tree.inherited([at if at in able else None for at in range(len(tree.parents))])
+    enclosing = tree.around(able)
     are_mixed = len({(call.scope, call.source) for call in able.values()}) > 1
     earlier: dict[tuple[str, str], list[int]] = {}
     """Response id, or text, to the calls that have it."""
@@ -176,13 +165,9 @@ def _repeated(trajectory_spans: TrajectorySpans, able: Mapping[int, ModelCall]) 
         records_of[at] = records
         for key in keys:
             earlier[key].append(at)
-    same_as = {}
-    for at, records in records_of.items():
-        if len(records) > 1:
-            fullest = max(records, key=lambda record: able[record].fullness)  # among equals the first
-            if at != fullest:
-                same_as[at] = fullest
-    return same_as
+    several = {at: records for at, records in records_of.items() if len(records) > 1}
+    kept = {at: max(records, key=lambda record: able[record].fullness) for at, records in several.items()}
+    return {at: fullest for at, fullest in kept.items() if at != fullest}
 
 
 def _is_same(call: ModelCall, other: ModelCall, *, is_nested: bool) -> bool:
@@ -196,7 +181,7 @@ def _is_same(call: ModelCall, other: ModelCall, *, is_nested: bool) -> bool:
 def _is_beside(trajectory_spans: TrajectorySpans, at: int, other: int, records: Sequence[ModelCall]) -> bool:
     """Whether an integration that made none of `records`, those of call `other`, recorded the call at the same time."""
     start, end = trajectory_spans.start, trajectory_spans.end
-    call, same = trajectory_spans.call(at), trajectory_spans.call(other)
+    call, same = trajectory_spans.calls[at], trajectory_spans.calls[other]
     ids_differ = call.response_id and same.response_id and call.response_id != same.response_id
     is_other = (call.scope, call.source) not in {(record.scope, record.source) for record in records}
     is_at_once = start[at] < end[other] and start[other] < end[at]

@@ -49,11 +49,19 @@ def read_span(span: Span) -> tuple[Meaning | None, list[Reward]]:
         if reward.is_span:
             return reward, rewards
     kind = _kind(span, names)
-    return _model_call(span, names) if kind == "call" else kind, rewards
+    return _model_call(span, names) if kind == "call" else kind if isinstance(kind, AgentSpan) else None, rewards
 
 
-def _kind(span: Span, names: _AttributeNames) -> AgentSpan | Literal["call"] | None:
-    """A model call, an agent's work or neither, by a span's attributes.
+def kind_of(span: Span) -> Kind:
+    """A model call, an agent's work, a span of another kind (such as a tool's), or one without a kind."""
+    return _kind(span, _names_of(span.attributes))
+
+
+Kind = AgentSpan | Literal["call", "other"] | None
+
+
+def _kind(span: Span, names: _AttributeNames) -> Kind:
+    """The kind by a span's attributes.
 
     A span with attributes of a call is a call although no convention marks it as one: it is read as far as possible, or
     listed as left out.
@@ -69,22 +77,13 @@ def _kind(span: Span, names: _AttributeNames) -> AgentSpan | Literal["call"] | N
             return "call"
     if name := _agent_name(span, names):
         return AgentSpan(name)
-    return "call" if is_like_call else None
+    if is_like_call:
+        return "call"
+    has_kind = any(attributes.get(_key_of(e)) for field in ("not_calls", "kinds") for e in names.present[field])
+    return "other" if has_kind else None
 
 
 _NO_KIND = (None, "", "span", "SPAN")
-
-
-def is_call(span: Span) -> bool:
-    """Whether a span is a model call by its attributes."""
-    return _kind(span, _names_of(span.attributes)) == "call"
-
-
-def has_no_kind(span: Span) -> bool:
-    """Whether a span's attributes give no kind: no model call, agent, tool or similar."""
-    names = _names_of(span.attributes)
-    has_kind = any(span.attributes.get(_key_of(e)) for field in ("not_calls", "kinds") for e in names.present[field])
-    return not has_kind and _kind(span, names) is None
 
 
 # ---- attributes by their names -------------------------------------------------------------------------------------
@@ -125,7 +124,7 @@ class _AttributeNames:
         """The attributes of each spread message, of the first list present: two conventions repeat the same ones."""
         self.nested = any(c.has_nested_parts and c.prompt_list in self.lists for c in conventions())
         """Whether the content of a spread message may be JSON."""
-        self.plain = None if self.gaps else _plain_getter(self.prompt, self.response)
+        self.plain = self._plain_getter()
         """Reads the content of the response, then role and content of each prompt message. None unless all messages are
         spread over attributes, with no further fields."""
         self.whole: list[Convention] = []
@@ -153,6 +152,14 @@ class _AttributeNames:
         ]
         """Readers of the rewards that the attributes may give."""
 
+    def _plain_getter(self) -> Callable[[Mapping[str, Any]], Sequence[Any]] | None:
+        are_texts = all({"role", "content"} <= entry.keys() <= OF_A_TEXT for entry in self.prompt)
+        is_text = len(self.response) == 1 and {"content"} <= self.response[0].keys() <= OF_A_TEXT
+        if self.gaps or not (self.prompt and are_texts and is_text):
+            return None
+        keys = [key for entry in self.prompt for key in (entry["role"], entry["content"])]
+        return itemgetter(self.response[0]["content"], *keys)
+
     def first(self, attributes: Mapping[str, Any], name: str) -> Any:
         """The first value that is not None of the attributes in a field."""
         for key in self.present[name]:
@@ -177,18 +184,6 @@ _KEY_FIELDS = tuple(
     if field.name not in ("prompt", "response")
 )
 """Fields of a convention that name attributes."""
-
-
-def _plain_getter(
-    prompt: Sequence[Mapping[str, str]], response: Sequence[Mapping[str, str]]
-) -> Callable[[Mapping[str, Any]], Sequence[Any]] | None:
-    """See `_AttributeNames.plain`; None if the messages have another form."""
-    are_texts = all(entry.keys() <= OF_A_TEXT and {"role", "content"} <= entry.keys() for entry in prompt)
-    is_text = len(response) == 1 and "content" in response[0] and response[0].keys() <= OF_A_TEXT
-    if not (prompt and are_texts and is_text):
-        return None
-    keys = [key for entry in prompt for key in (entry["role"], entry["content"])]
-    return itemgetter(response[0]["content"], *keys)
 
 
 def _entry(attributes: Mapping[str, Any], keys: Mapping[str, str]) -> Raw:
@@ -294,8 +289,10 @@ _NO_READING: _Reading = ("", [], Notes())
 def _readings(span: Span, names: _AttributeNames, side: _Side, cut: list[str]) -> Iterator[_Reading]:
     """The messages of a call at each place that has any, in order of precedence; `cut` gets the places cut off."""
     has_repr = span.scope in _values("repr_scopes")
-    places: list[Convention | str] = [c for c in names.whole if _is_of_call(span.attributes, c)]
-    for place in [*places, "events", "list"]:
+    # Messages of a convention with kinds are a call's only if it marks one: another may have written it on an agent's.
+    whole = [c for c in names.whole if not c.kinds or any(span.attributes.get(key) in marks for key, marks in c.calls)]
+    places: list[Convention | str] = [*whole, "events", "list"]
+    for place in places:
         notes = Notes(has_repr=has_repr)
         if isinstance(place, Convention):
             messages = _at_places(place, side, span.attributes, notes)
@@ -310,11 +307,6 @@ def _readings(span: Span, names: _AttributeNames, side: _Side, cut: list[str]) -
             cut += notes.cut
         elif messages:
             yield place if isinstance(place, str) else place.name, messages, notes
-
-
-def _is_of_call(attributes: Mapping[str, Any], convention: Convention) -> bool:
-    """Whether a convention's messages are those of a call: another one may have written a call on an agent's span."""
-    return not convention.kinds or any(attributes.get(key) in values for key, values in convention.calls)
 
 
 def _at_places(convention: Convention, side: _Side, attributes: Mapping[str, Any], notes: Notes) -> list[ChatMessage]:
@@ -378,10 +370,9 @@ _LIKE_TEXT = re.compile(r"(output|completion|response|generation|result|request|
 
 
 def _info(span: Span, names: _AttributeNames, reason: Any) -> dict[str, Any]:
-    attributes = span.attributes
     info: dict[str, Any] = {}
     for key in () if reason else names.present["finish_reason"]:
-        reason = reason or next(iter(listed(json_of(attributes[key]))), None)
+        reason = reason or next(iter(listed(json_of(span.attributes[key]))), None)
     if isinstance(reason, str):
         info["finish_reason"] = "length" if reason.lower() in _ENDED_BY_LENGTH else reason
     if span.error:
@@ -445,16 +436,6 @@ def _logprobs(value: Any) -> tuple[float, ...]:
 # ---- agents --------------------------------------------------------------------------------------------------------
 
 
-def _agent_node(attributes: Mapping[str, Any], names: _AttributeNames) -> str:
-    for attribute, key in names.present["agent_keys"]:
-        value = attributes[attribute]
-        if key:
-            value = mapping(json_of(value)).get(key) if isinstance(value, str) and key in value else None
-        if name := text_of(value):
-            return name
-    return ""
-
-
 _TEAM_ID = re.compile(r"_[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 """The suffix that AutoGen adds to agent names in a team; it differs in each run."""
 
@@ -469,7 +450,13 @@ def _agent_name(span: Span, names: _AttributeNames) -> str:
             own = "" if span.name.startswith("Runnable") else span.name.removeprefix("invoke_agent").strip()
             if name := next(filter(None, (attributes.get(key) if key else own for key in name_keys)), ""):
                 return text_of(name).strip('"')
-    return _agent_node(attributes, names)
+    for key, field in names.present["agent_keys"]:
+        value = attributes[key]
+        if field:
+            value = mapping(json_of(value)).get(field) if isinstance(value, str) and field in value else None
+        if name := text_of(value):
+            return name
+    return ""
 
 
 # ---- rewards -------------------------------------------------------------------------------------------------------

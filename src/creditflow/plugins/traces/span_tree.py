@@ -5,20 +5,17 @@ Works on positions, parents and times alone. All functions are iterative and tak
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, compress
-from operator import attrgetter
-from typing import NamedTuple, TypeVar
+from itertools import accumulate, chain
+from typing import TypeVar
 
 T = TypeVar("T")
 
 MISSING, CIRCLE = "a parent that is not in the trace", "a parent that is inside of its own child"
-MOST_EXITS = 64
-"""The most parents by time of one step, the last to end. Without a limit, m parallel branches followed by n others have
-m * n edges."""
+MOST_BEFORE = 64
+"""The most parents by time of one step. Without a limit, m parallel branches followed by n others have m * n edges."""
 MOST_LEVELS = 64
 """The number of enclosing spans searched for one with earlier steps, before the trace itself."""
 
@@ -41,6 +38,10 @@ class SpanTree:
             if values[at] is None and parents[at] >= 0:
                 values[at] = values[parents[at]]
         return values
+
+    def around(self, spans: Collection[int]) -> list[int | None]:
+        """[n] for each span, the span itself if it is one of `spans`, or else the nearest of them that encloses it."""
+        return self.inherited([at if at in spans else None for at in range(len(self.parents))])
 
 
 def build_tree(ids: Sequence[str], parent_ids: Sequence[str | None]) -> SpanTree:
@@ -72,43 +73,29 @@ def build_tree(ids: Sequence[str], parent_ids: Sequence[str | None]) -> SpanTree
     return SpanTree(parents, order, mended)
 
 
-class _Unit(NamedTuple):
-    """All chosen spans at and inside one span."""
+def before(tree: SpanTree, start: Sequence[int], end: Sequence[int], chosen: Iterable[int]) -> dict[int, list[int]]:
+    """The chosen spans that each of them follows, in order of their ends.
 
-    began: int
-    """The earliest start."""
-    last_began: int
-    ended: int
-    """The latest end."""
-    exits: tuple[int, ...]
-    """Spans that ended after all had begun, so that nothing in the unit came after them."""
-
-
-def before(tree: SpanTree, start: Sequence[int], end: Sequence[int], chosen: Sequence[bool]) -> list[tuple[int, ...]]:
-    """[n] for each chosen span, the chosen spans that it follows; empty for other spans.
-
-    `start`, `end`: [n] times, `start < end`. A unit is the set of all chosen spans at and inside one span. To find the
-    predecessors of a span:
-
-    1. Take the nearest enclosing span, of at most `MOST_LEVELS`, or else the trace itself, with a child unit that ended
-       before the span began.
-    2. Of the child units that ended by then, keep those that no other such unit came after.
-    3. Of each of these, take the spans that nothing in the unit came after, at most `MOST_EXITS`, the last to end.
+    `start`, `end`: [n] times, `start < end`. A span follows those inside the nearest enclosing span, of at most
+    `MOST_LEVELS`, or else the trace itself, that had ended when it began, without those that another of them came
+    after; at most `MOST_BEFORE`, the last to end.
 
     A call in an agent's loop thus follows the call before it in the same loop, regardless of parallel work. The first
-    call of a branch follows the calls before the branches, and a call after them follows the last calls of each.
+    call of a branch follows the calls before the branches, and a call after them follows their last calls.
     """
-    siblings = {
-        around: (units, [unit.ended for unit in units], list(accumulate([unit.began for unit in units], max)))
-        for around, units in _units(tree, start, end, chosen).items()
-    }
-    follows: list[tuple[int, ...]] = [()] * len(chosen)
-    for at in compress(range(len(chosen)), chosen):
+    in_order = sorted(chosen, key=end.__getitem__)
+    inside: dict[int, list[int]] = {}
+    for at in in_order:
         for around in _enclosing(tree.parents, at):
-            units, ends, began_by = siblings[around]
-            if stop := bisect_right(ends, start[at]):
-                first = max(bisect_right(ends, began_by[stop - 1], 0, stop), stop - MOST_EXITS)
-                follows[at] = _last([exit for unit in units[first:stop] for exit in unit.exits], end)
+            inside.setdefault(around, []).append(at)
+    last_starts = {around: list(accumulate([start[at] for at in spans], max)) for around, spans in inside.items()}
+    follows: dict[int, list[int]] = {}
+    for at in in_order:
+        for around in _enclosing(tree.parents, at):
+            spans = inside[around]
+            if stop := bisect_right(spans, start[at], key=end.__getitem__):
+                first = bisect_right(spans, last_starts[around][stop - 1], 0, stop, key=end.__getitem__)
+                follows[at] = spans[max(first, stop - MOST_BEFORE) : stop]
                 break
     return follows
 
@@ -120,25 +107,3 @@ def _enclosing(parents: Sequence[int], at: int) -> Iterator[int]:
             break
         yield at
     yield -1
-
-
-def _units(tree: SpanTree, start: Sequence[int], end: Sequence[int], chosen: Sequence[bool]) -> dict[int, list[_Unit]]:
-    """Span to the units directly inside, in order of their ends; -1: those of the trace itself."""
-    inside: dict[int, list[_Unit]] = {}
-    for at in reversed(tree.order):
-        parts = inside.get(at, [])
-        if chosen[at]:
-            parts = [*parts, _Unit(start[at], start[at], end[at], (at,))]
-        if parts:
-            last_began = max([part.last_began for part in parts])
-            exits = _last([exit for part in parts for exit in part.exits if end[exit] > last_began], end)
-            unit = _Unit(min([part.began for part in parts]), last_began, max([part.ended for part in parts]), exits)
-            inside.setdefault(tree.parents[at], []).append(unit)
-    for units in inside.values():
-        units.sort(key=attrgetter("ended"))
-    return inside
-
-
-def _last(spans: list[int], end: Sequence[int]) -> tuple[int, ...]:
-    """At most `MOST_EXITS` of `spans`, the last to end."""
-    return tuple(spans if len(spans) <= MOST_EXITS else heapq.nlargest(MOST_EXITS, spans, key=end.__getitem__))

@@ -55,15 +55,12 @@ pairs it is the whole trajectory."""
 class RewardWithoutNumber:
     """A reward without a number: a label, or an attribute that is not read as a reward."""
 
-    reason: str
+    reason: str = "no score was recorded"
 
     @classmethod
     def label(cls, text: Any) -> RewardWithoutNumber:
         label = text_of(text)
-        return cls(f"it is no number, but a label: {label[:80]!r}") if label else NO_SCORE
-
-
-NO_SCORE = RewardWithoutNumber("no score was recorded")
+        return cls(f"it is no number, but a label: {label[:80]!r}") if label else cls()
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +170,7 @@ def expect_spans(values: Iterable[Any], where: str) -> list[dict[str, Any]]:
             content = f"an object with {', '.join(map(repr, keys[:5]))}" if keys else repr(record)
             raise DataError(
                 f"{place}: expected OTLP (`resourceSpans`, `resourceLogs`), Agent Lightning's spans (`span_id`), an "
-                "export of LangSmith, Langfuse, MLflow or Phoenix, or a log of chats (`messages`, or `request` and "
+                "export of LangSmith, Langfuse, MLflow or Phoenix, or a chat log (a list `messages`, or `request` and "
                 f"`response`), got {content[:300]}"
             )
     return [record for _, record in records]
@@ -277,10 +274,10 @@ def _from_otlp(raw: Mapping[str, Any], resource: Mapping[str, Any], scope: str) 
     get, status = raw.get, mapping(raw.get("status"))
     ids = id_of(get("traceId")), id_of(get("spanId")), id_of(get("parentSpanId")) or None
     times = time_of(get("startTimeUnixNano")), time_of(get("endTimeUnixNano"))
-    events = [_otlp_event(event) for event in _objects(get("events"))]
-    links = [Link(id_of(link.get("traceId")), id_of(link.get("spanId"))) for link in _objects(get("links"))]
+    events = [_otlp_event(event) for event in objects_of(get("events"))]
+    links = [Link(id_of(link.get("traceId")), id_of(link.get("spanId"))) for link in objects_of(get("links"))]
     error = text_of(status.get("message") or "error") if status.get("code") in (2, "STATUS_CODE_ERROR") else ""
-    is_cut = any(holder.get("droppedAttributesCount") for holder in (raw, *_objects(get("events"))))
+    is_cut = any(holder.get("droppedAttributesCount") for holder in (raw, *objects_of(get("events"))))
     is_cut |= bool(get("droppedEventsCount")) and any(map(is_of_models, events))
     values = _attributes(get("attributes"))
     return Span(*ids, text_of(get("name")), *times, values, events, links, error, resource, scope=scope, is_cut=is_cut)
@@ -359,7 +356,7 @@ def _framed(data: bytes, where: str) -> list[bytes]:
 
 
 def _attributes(raw: Any) -> dict[str, Any]:
-    return {text_of(pair.get("key")): _value(pair.get("value")) for pair in _objects(raw)}
+    return {text_of(pair.get("key")): _value(pair.get("value")) for pair in objects_of(raw)}
 
 
 def _value(raw: Any) -> Any:
@@ -367,7 +364,7 @@ def _value(raw: Any) -> Any:
     kind, value = next(iter(mapping(raw).items()), ("", cast(Any, None)))
     try:
         if kind == "arrayValue":
-            return [_value(item) for item in _objects(mapping(value).get("values"))]
+            return [_value(item) for item in objects_of(mapping(value).get("values"))]
         if kind == "kvlistValue":
             return _attributes(mapping(value).get("values"))
         return int(value) if kind == "intValue" else float(value) if kind == "doubleValue" else value
@@ -410,13 +407,9 @@ def mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def items_of(value: Any) -> Sequence[Any]:
-    """`value` if it is a list, else an empty one."""
-    return value if isinstance(value, LIST_TYPES) else ()
-
-
-def _objects(raw: Any) -> list[Any]:
-    return [item for item in items_of(raw) if isinstance(item, dict)]
+def objects_of(value: Any) -> list[Any]:
+    """The objects in a list; empty for any other value."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, LIST_TYPES) else []
 
 
 # ---- Agent Lightning -----------------------------------------------------------------------------------------------
@@ -452,8 +445,7 @@ def nanoseconds(time: Any, unit: float = 1e9) -> int | None:
             date = datetime.fromisoformat(time)
             since = (date if date.tzinfo else date.replace(tzinfo=UTC)) - _EPOCH
             return time_of(since // timedelta(microseconds=1) * 1000)
-        moment = int(float(time) * unit)
-        return moment if 0 < moment <= LATEST else None
+        return time_of(float(time) * unit)
     except (TypeError, ValueError, OverflowError):
         return None
 

@@ -31,7 +31,9 @@ OWN = Convention(
 
 # OpenTelemetry's conventions for generative AI since 1.37, with its evaluations.
 _OPERATION = "gen_ai.operation.name"
-_OTEL_CALLS = ("chat", "text_completion", "generate_content", "completion")
+_KERNEL_CALLS = ("chat.completions", "chat.streaming_completions", "text.completions", "text.streaming_completions")
+"""Semantic Kernel's operations."""
+_CALLS = ("chat", "text_completion", "generate_content", "completion", *_KERNEL_CALLS)
 _OTEL_EVALUATION = "gen_ai.evaluation."
 
 
@@ -67,7 +69,7 @@ def _otel_with_body(event: SpanEvent) -> Mapping[str, Any]:
 OTEL = Convention(
     name="opentelemetry",
     precedence=10,
-    calls=((_OPERATION, _OTEL_CALLS),),
+    calls=((_OPERATION, (*_CALLS, "acompletion")),),  # the last is LiteLLM's
     not_calls=(
         (_OPERATION, ("embeddings", "execute_tool", "create_agent", "invoke_agent", "invoke_workflow", "retrieval")),
         (_OPERATION, ("execute_event_loop_cycle",)),  # Strands: a call and its tools
@@ -92,33 +94,21 @@ OTEL = Convention(
 )
 
 
-# Semantic Kernel: OpenTelemetry's conventions with its own operation names. LiteLLM's has one more.
-_KERNEL_CALLS = ("chat.completions", "chat.streaming_completions", "text.completions", "text.streaming_completions")
-KERNEL = Convention(name="semantic_kernel", precedence=15, calls=((_OPERATION, (*_KERNEL_CALLS, "acompletion")),))
-
-
-# AgentOps: the messages of OpenLLMetry, with its own span kinds.
-_AGENTOPS_KIND = "agentops.span.kind"
-AGENTOPS = Convention(
-    name="agentops",
-    precedence=20,
-    kinds=(_AGENTOPS_KIND,),
-    agent_kinds=((_AGENTOPS_KIND, ("agent",), ("operation.name",)),),
-)
-
-
-# OpenLLMetry (Traceloop).
-_TRACELOOP_KIND = "traceloop.span.kind"
+# OpenLLMetry (Traceloop), and AgentOps, which has its messages and its own span kinds.
+_AGENTOPS_KIND, _TRACELOOP_KIND = "agentops.span.kind", "traceloop.span.kind"
 TRACELOOP = Convention(
     name="openllmetry",
     precedence=30,
-    kinds=(_TRACELOOP_KIND,),
-    calls=(("llm.request.type", (*_OTEL_CALLS, *_KERNEL_CALLS)),),
+    kinds=(_AGENTOPS_KIND, _TRACELOOP_KIND),
+    calls=(("llm.request.type", _CALLS),),
     prompt_list="gen_ai.prompt",
     response_list="gen_ai.completion",
     has_nested_parts=True,
     finish_reason=("llm.finish_reason",),
-    agent_kinds=((_TRACELOOP_KIND, ("agent",), ("traceloop.entity.name",)),),
+    agent_kinds=(
+        (_AGENTOPS_KIND, ("agent",), ("operation.name",)),
+        (_TRACELOOP_KIND, ("agent",), ("traceloop.entity.name",)),
+    ),
 )
 
 
@@ -136,4 +126,4 @@ EVENTS = Convention(
     },
 )
 
-CONVENTIONS = (OWN, OTEL, KERNEL, AGENTOPS, TRACELOOP, EVENTS)
+CONVENTIONS = (OWN, OTEL, TRACELOOP, EVENTS)

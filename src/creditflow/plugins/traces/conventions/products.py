@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from creditflow.plugins.traces.conventions.base import Convention, Entries, Place
-from creditflow.plugins.traces.spans import NO_SCORE, Reward, RewardWithoutNumber, Span, Target, text_of
+from creditflow.plugins.traces.spans import Reward, RewardWithoutNumber, Span, Target, text_of
 
 # OpenInference (Arize Phoenix).
 _OPENINFERENCE_KIND = "openinference.span.kind"
@@ -71,7 +71,8 @@ _LIGHTNING, _LIGHTNING_OUTPUT = "agentlightning.reward", "agentlightning.operati
 
 
 def _lightning_rewards(span: Span, entries: Entries) -> Iterator[Reward]:
-    rewards = [(text_of(item.get("name")) or "primary", item.get("value", NO_SCORE)) for item in entries(_LIGHTNING)]
+    named = [(text_of(item.get("name")) or "primary", item) for item in entries(_LIGHTNING)]
+    rewards = [(name, item.get("value", RewardWithoutNumber())) for name, item in named]
     pairs = [pair for pair in entries("agentlightning.link") if {"key_match", "value_match"} <= pair.keys()]
     link: Target = tuple((text_of(pair["key_match"]), text_of(pair["value_match"])) for pair in pairs)
     is_named = any(f"{key}.".startswith(f"{_LIGHTNING}.") for key in span.attributes)
@@ -101,7 +102,7 @@ LIGHTNING = Convention(
 )
 
 
-# LangSmith: its export over OTLP, and its runs (`exports.py`). LangChain's own chains do not count as agents.
+# LangSmith: its export over OTLP, and its runs (`files.py`). LangChain's own chains do not count as agents.
 _LANGSMITH_KIND, _LANGSMITH_NODE = "langsmith.span.kind", "langsmith.metadata.langgraph_node"
 LANGSMITH = Convention(
     name="langsmith",
@@ -116,7 +117,7 @@ LANGSMITH = Convention(
 )
 
 
-# MLflow: its export over OTLP, and its traces (`exports.py`).
+# MLflow: its export over OTLP, and its traces (`files.py`).
 _MLFLOW_KIND, _MLFLOW_INPUTS = "mlflow.spanType", "mlflow.spanInputs"
 MLFLOW = Convention(
     name="mlflow",
@@ -150,7 +151,7 @@ VERCEL = Convention(
 )
 
 
-# Langfuse, over OTLP. Its scores come apart (`exports.py`).
+# Langfuse, over OTLP. Its scores come apart (`files.py`).
 _LANGFUSE_KIND = "langfuse.observation.type"
 LANGFUSE = Convention(
     name="langfuse",

@@ -1,25 +1,30 @@
-"""Exports of tracing products: their spans and scores as JSON."""
+"""Reads trace files: OTLP, the spans and scores that tracing products export as JSON, and chat logs."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from creditflow.errors import DataError
-from creditflow.plugins.traces.chat_log import call_span
+from creditflow.plugins.traces.chat_log import call_span, is_chat_log, read_chat_log
 from creditflow.plugins.traces.spans import (
     Reward,
     RewardWithoutNumber,
     Span,
     SpanEvent,
     id_of,
-    items_of,
+    json_values,
     mapping,
     nanoseconds,
+    objects_of,
+    protobuf_messages,
+    spans_and_logs,
     text_of,
     time_of,
+    with_events,
 )
 
 Record = Mapping[str, Any]
@@ -56,6 +61,9 @@ def _score(name: Any, value: Any, label: Any, trace: Any, target: Any, time: int
         value = RewardWithoutNumber.label(label if value is None else value)
     reward = Reward([(text_of(name), value)], [(("span_id", text_of(target)),)] if target else [()])
     return Span(text_of(trace), "", None, text_of(name), time, time, {}, rewards=[reward])
+
+
+CHAT_LOG = Export("a chat log (a list `messages`, or `request` and `response`)", is_chat_log, read_chat_log)
 
 
 # The events of Agent Lightning 1.0's gateway, as its API returns them.
@@ -154,12 +162,12 @@ def _mlflow_read(records: Sequence[Record]) -> Iterator[Span]:
     for record in records:
         info, spans = record["info"], record["data"]["spans"]
         trace = text_of(info.get("trace_id") or info.get("request_id"))
-        for raw in map(mapping, items_of(spans)):
+        for raw in objects_of(spans):
             status, ids = mapping(raw.get("status")), (id_of(raw.get("span_id")), id_of(raw.get("parent_span_id")))
             error = status.get("message") or "error" if status.get("code") == "STATUS_CODE_ERROR" else ""
             times = time_of(raw.get("start_time_unix_nano")), time_of(raw.get("end_time_unix_nano"))
             yield _span(trace, ids, raw.get("name"), times, mapping(raw.get("attributes")), error)
-        for assessment in map(mapping, items_of(info.get("assessments"))):
+        for assessment in objects_of(info.get("assessments")):
             # Expectations give no score, and a feedback that was overridden is not valid.
             if isinstance(feedback := assessment.get("feedback"), Mapping) and assessment.get("valid") is not False:
                 name, time = assessment.get("assessment_name"), nanoseconds(assessment.get("create_time"))
@@ -194,7 +202,7 @@ def _phoenix_read(records: Sequence[Record]) -> Iterator[Span]:
         ids = context.get("span_id"), record.get("parent_id")
         times = nanoseconds(record.get("start_time")), nanoseconds(record.get("end_time"))
         span = _span(context.get("trace_id"), ids, record.get("name"), times, attributes, error)
-        for event in map(mapping, items_of(record.get("events"))):
+        for event in objects_of(record.get("events")):
             time = nanoseconds(event.get("timestamp"))
             span.events.append(SpanEvent(text_of(event.get("name")), mapping(event.get("attributes")), time=time))
         yield span
@@ -207,25 +215,24 @@ def _is_phoenix(record: Record) -> bool:
 PHOENIX = Export("Phoenix", _is_phoenix, _phoenix_read, ("data",))
 
 
-EXPORTS = (LIGHTNING, LANGFUSE, LANGSMITH, MLFLOW, PHOENIX)
-"""All forms of exports, by name."""
+EXPORTS = (CHAT_LOG, LIGHTNING, LANGFUSE, LANGSMITH, MLFLOW, PHOENIX)
 
 
-def export_of(value: Any) -> Export | None:
+def _export_of(value: Any) -> Export | None:
     """The form of a record, or of an object with a list of records; else None."""
     for export in EXPORTS:
-        if any(isinstance(record, Mapping) and export.has(record) for record in _records(value, export)[:_LOOKED_AT]):
+        if any(isinstance(record, Mapping) and export.has(record) for record in _records(value, export)):
             return export
     return None
 
 
-def read_export(export: Export, values: Iterable[Any], where: str) -> list[Span]:
-    """The spans in a file's values, with one span for each score. Raises DataError for a record of another form."""
+def _records_of(export: Export, values: Iterable[Any], where: str) -> list[Record]:
+    """The records in a file's values. Raises DataError for a record of another form."""
     records = [record for value in values for record in _records(value, export)]
     for number, record in enumerate(records, 1):
         if not (isinstance(record, Mapping) and export.has(record)):
             raise DataError(f"{where}: record {number}: expected a record of {export.name}, got {repr(record)[:80]}")
-    return list(export.read(records))
+    return records
 
 
 def _records(value: Any, export: Export) -> list[Any]:
@@ -234,11 +241,44 @@ def _records(value: Any, export: Export) -> list[Any]:
     return [record for entries in lists for record in entries] if lists else [value]
 
 
-_LOOKED_AT = 8
-"""The number of records that decide the form of a file."""
+def read_spans(paths: Path | str | Iterable[Path | str]) -> list[Span]:
+    """Read the spans of one file, or of several that belong together.
+
+    Collectors may write spans to one file and the log records with their messages to another, and products their scores
+    to a third. Reads OTLP as JSON (one object, or one per line), OTLP as protobuf (`.pb`, `.bin`, `.binpb`), Agent
+    Lightning's spans as JSON (a list, or one per line), exports of other products, and chat logs (`chat_log`). Raises
+    DataError for a file of another form.
+    """
+    spans: list[Span] = []
+    logs: list[Span] = []
+    exported: dict[Export, list[Record]] = {}
+    for path in map(Path, [paths] if isinstance(paths, Path | str) else paths):
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            hint = "; name the files in it" if isinstance(error, IsADirectoryError) else ""
+            raise DataError(f"{path}: {error.strerror or error}{hint}") from error
+        if not data.strip():
+            raise DataError(f"{path}: is empty")
+        is_protobuf = path.suffix in (".pb", ".bin", ".binpb")
+        read = protobuf_messages(data, str(path)) if is_protobuf else json_values(data, path)
+        values = [record for value in read for record in (value if isinstance(value, list) else [value])]
+        if values and (export := _export_of(values[0])) is not None:
+            exported.setdefault(export, []).extend(_records_of(export, values, str(path)))
+        else:
+            more, records = spans_and_logs(values, str(path))
+            spans += more
+            logs += records
+    spans += [span for export, of_export in exported.items() for span in export.read(of_export)]
+    return _with_traces(with_events(spans, logs))
 
 
-def with_traces(spans: list[Span]) -> list[Span]:
+def from_chat_log(lines: Iterable[Any]) -> list[Span]:
+    """Read the spans of a chat log's lines, given as JSON values. Raises DataError for a line of another form."""
+    return list(CHAT_LOG.read(_records_of(CHAT_LOG, lines, "chat log")))
+
+
+def _with_traces(spans: list[Span]) -> list[Span]:
     """Place scores without a trace in the trace of their span, if only one trace has a span of that id."""
     links = [(span, link) for span in spans if not span.trace for reward in span.rewards for link in reward.links]
     traces: dict[str, set[str]] = defaultdict(set)
