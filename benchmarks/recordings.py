@@ -31,7 +31,7 @@ from creditflow.credit.analysis.metrics import batch_stats
 from creditflow.credit.history import History
 from creditflow.data import Floats, Trajectory, TrajectoryBatch
 from creditflow.engines.common.components import build_components
-from creditflow.engines.local.policy_set import CENTRAL, PolicySet
+from creditflow.engines.local.policy_set import PolicySet
 from creditflow.engines.local.rollouts import sample_trajectories
 from creditflow.runs.step_files import read_step_file, write_step_file
 
@@ -293,7 +293,7 @@ def critic_credited(team: str, recordings: Mapping[str, Recording]) -> dict[str,
     recipe = recipe_of(team, *RULES[MAPPO])
     policy_set = PolicySet.from_recipe(recipe, n_batches, keep_reference=False)
     (policy,) = policy_set.actors
-    model, sketcher = policy_set.critics[CENTRAL], Sketcher(policy_set.policies[policy].model)
+    model, sketcher = policy_set.critics[policy], Sketcher(policy_set.policies[policy].model)
     gradients: dict[str, list[Floats]] = {case: [] for case in recordings}
     advantages: dict[str, list[Floats]] = {case: [] for case in recordings}
     for b in range(n_batches):

@@ -63,6 +63,7 @@ REMOVED: dict[str, str] = {
     "creditflow.rollout.environments": "use `creditflow.plugins.environments`",
     "creditflow.rollout.verifiers": "use `creditflow.plugins.verifiers`",
     "creditflow.traces": "use `creditflow.plugins.traces`",
+    "critic.central": "use `critic.context: trajectory`; each policy's critic reads all steps of its agents",
     "data.curriculum.review": "leave it out; a fifth of a family's tasks come from passed levels",
     "recipe booking": "write a workflow of your own with `topologies.dialogue`",
     "recipe code_team": "use `gsm8k_team` as the example, and `code_tests` as the reward",

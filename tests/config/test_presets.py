@@ -27,7 +27,7 @@ def test_preset_sets_its_options(tmp_path, name):
     assert recipe_of_dict(loaded.to_dict(), loaded.name, loaded.folder).config == loaded.config
     (record := tmp_path / "record.yaml").write_text(loaded.to_yaml())
     assert load_recipe(record).config.algorithm == loaded.config.algorithm
-    if name != "mappo":  # verl has no central critic
+    if name != "mappo":  # a verl worker receives rows
         expect_capabilities(loaded.config, "verl", set())
 
 
@@ -69,7 +69,7 @@ def test_preset_accepts_equal_options_and_null(tmp_path):
 
 def test_engine_without_capabilities_refuses_by_name(tmp_path):
     config = load_recipe(recipe(tmp_path, "{preset: mappo}")).config
-    with pytest.raises(ConfigError, match=r"critic.central: True is for --engine .*; bare does not support it"):
+    with pytest.raises(ConfigError, match=r"critic.context: trajectory is for --engine .*; bare does not support it"):
         expect_capabilities(config, "bare", set())
 
 

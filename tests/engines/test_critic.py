@@ -1,5 +1,4 @@
 import copy
-import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +7,6 @@ import torch
 
 from creditflow._utils.huggingface import load_folder
 from creditflow.config import CriticConfig, OptimConfig
-from creditflow.data import TrajectoryBatch
 from creditflow.engines.local.critic import Critic, explained
 from creditflow.engines.local.loss import value_loss
 from creditflow.engines.local.packing import TokenSequences
@@ -116,81 +114,27 @@ def test_critic_gradient_matches_single_rows(word_model_folder, batch, mode, bud
     assert gradient_error(model, slow) < 1e-8
 
 
-def two_policies(batch: TrajectoryBatch) -> TrajectoryBatch:
-    """The batch with the steps of a trajectory by policies in turn, the second of which has no tokens once."""
-    trajectories = batch.to_trajectories()
-    for trajectory in trajectories:
-        for place, step in enumerate(trajectory.steps):
-            step.policy = ("one", "two")[place % 2]
-    without = trajectories[3].steps[1]
-    without.prompt_ids = without.response_ids = without.response_mask = without.logprobs = ()
-    return TrajectoryBatch.from_trajectories(trajectories)
-
-
-def value_by_hand(model, batch, s: int, limit: int) -> torch.Tensor:
-    """The values of a step's response, from one row: the newest tokens of the joint history and the step's own."""
+def value_by_hand(model, batch, s: int) -> torch.Tensor:
+    """The values of a step's response, from one row: the trajectory so far and the step's own tokens."""
     before = [*text_before(batch, s, "trajectory"), *prompt_of(batch, s)]
-    row = [*before, *response_of(batch, s)][-limit:]
+    row = [*before, *response_of(batch, s)]
     return model(torch.tensor([row])).logits[0, len(row) - len(response_of(batch, s)) - 1 : -1, 0]
 
 
-@pytest.mark.parametrize(
-    ("config", "limit"),
-    [
-        ({"context": "trajectory"}, 64),
-        ({"central": True, "ppo_max_token_len_per_gpu": 40}, 64),
-        ({"central": True, "ppo_max_token_len_per_gpu": 10_000}, 21),
-    ],
-)
-def test_critic_reads_the_history_before_a_step(word_model_folder, batch, config, limit) -> None:
-    """A central critic reads steps of all policies. With 21 positions, some histories are cut from the left."""
-    batch = two_policies(batch) if "central" in config else batch
-    critic = scattered(word_model_folder, CriticConfig(**config))
-    critic.limit = dataclasses.replace(critic.limit, tokens=limit)
+def test_critic_reads_the_history_before_a_step(word_model_folder, batch) -> None:
+    critic = scattered(word_model_folder, CriticConfig(context="trajectory"))
     valued_S = (batch.turn_of_step != 1) & (np.diff(batch.token_offsets) > 0)
     values = critic.values(batch, valued_S)
 
     rows = [len(text_before(batch, s, "trajectory")) for s in range(batch.n_steps)]
-    lengths = np.array(rows) + np.diff(batch.prompt_offsets) + np.diff(batch.token_offsets)
-    assert (lengths[valued_S] > limit).any() == (limit == 21)
-    assert ((lengths <= limit) & (np.array(rows) > 0))[valued_S].any()
+    assert (np.array(rows) > 0)[valued_S].any()
     for s in range(batch.n_steps):
         own = values[batch.token_offsets[s] : batch.token_offsets[s + 1]]
         if not valued_S[s]:
             assert np.isnan(own).all()
             continue
-        expected = value_by_hand(critic.model, batch, s, limit).detach()
+        expected = value_by_hand(critic.model, batch, s).detach()
         np.testing.assert_allclose(own, expected, rtol=1e-8, atol=1e-9)
-
-
-@pytest.mark.parametrize("limit", [64, 21])
-def test_central_critic_learns_from_all_policies(word_model_folder, batch, limit) -> None:
-    """One update over the steps of both policies has the gradient of single rows."""
-    batch = two_policies(batch)
-    critic = scattered(
-        word_model_folder,
-        CriticConfig(
-            central=True, optim=OptimConfig(lr=1e-12), cliprange_value=100.0, grad_clip=1e9,
-            ppo_max_token_len_per_gpu=50, loss_agg_mode="token-mean",
-        ),
-    )  # fmt: skip
-    critic.limit = dataclasses.replace(critic.limit, tokens=limit)
-    slow, rng = copy.deepcopy(critic.model), np.random.default_rng(0)
-    returns, trained = rng.normal(size=len(batch.response_ids)), np.ones(batch.n_steps, dtype=np.bool_)
-    trained[5] = False
-    losses = []
-    for s in np.flatnonzero(trained & (np.diff(batch.token_offsets) > 0)):
-        target = torch.from_numpy(returns[batch.token_offsets[s] : batch.token_offsets[s + 1]])
-        losses.append((value_by_hand(slow, batch, s, limit) - target).square() / 2)
-    expected = torch.cat(losses).mean()
-    expected.backward()
-
-    metrics = critic.update(
-        batch, returns, critic.values(batch, trained), trained, np.zeros(batch.n_steps, dtype=np.int64)
-    )
-
-    assert metrics["critic/vf_loss"] == pytest.approx(expected.item(), rel=1e-8)
-    assert gradient_error(critic.model, slow) < 1e-8
 
 
 def test_value_loss_stops_gradients_beyond_the_clip_range() -> None:

@@ -28,17 +28,11 @@ from tests.engines.small_runs import (
     without_clock,
 )
 
-CENTRAL = (
-    *("policies={one: {}, two: {}}", "team.agents.writer.policy=one", "team.agents.editor.policy=two"),
-    *CRITIC,
-    "critic={central: true, optim: {lr: 0.01}}",
-)
 COSINE = "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine"
 KINDS = {
     "one policy": (),
     "nothing to learn": ("algorithm.propagation=identical", "reward.functions=[{fn: 'team.py:never'}]"),
     "two policies with critics, one with an adapter": (*TWO_POLICIES, *CRITIC, COSINE),
-    "a central critic": CENTRAL,
     "a curriculum": ("data.curriculum={raise_at: 0.0, window: 6}",),
     "dynamic sampling": ("algorithm.filter_groups.enable=true",),
     "fitted parts and a reference": (
@@ -48,7 +42,7 @@ KINDS = {
     ),
     "a threshold that moves": ("algorithm.propagation_threshold={kind: quantile}",),
 }
-SLOW_KINDS = {"nothing to learn", "a central critic", "dynamic sampling", "a curriculum"}
+SLOW_KINDS = {"nothing to learn", "dynamic sampling", "a curriculum"}
 TWO_CRITICS = KINDS["two policies with critics, one with an adapter"]
 
 
@@ -216,35 +210,6 @@ def test_failed_checkpoint_write_keeps_earlier_checkpoints(shared_recipe, finish
             run(shared_recipe, path, *WATCHED)
     assert [folder.name for folder in (path / "checkpoints").iterdir()] == ["global_step_1"]
     expect_the_same(finished(*WATCHED), run(shared_recipe, path, *WATCHED))
-
-
-def test_central_critic_is_one_for_all_policies(finished) -> None:
-    path = finished(*WATCHED, *CENTRAL)
-    assert sorted(file.name for file in (path / "checkpoints/global_step_4/state").glob("critic*")) == [
-        "critic-central",
-        "critic-central.safetensors",
-    ]
-    rows = read_metrics(path)[1:]
-    assert all(row["critic/grad_norm"] > 0 for row in rows)
-    assert not any(re.search(r"(one|two)/critic/", key) for row in rows for key in row)
-    assert [{f"{name}/actor/pg_loss" in row for name in ("one", "two")} for row in rows] == [{False}, *[{True}] * 3]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (("critic.central=true",), "critic.central: true, but algorithm.adv_estimator: grpo has no critic"),
-        ((*CENTRAL, "critic.context=trajectory"), "critic.context: trajectory, but critic.central: true reads"),
-        (
-            (*CENTRAL, "policies.two.model.path=tiny", "data.max_prompt_length=32", "data.max_response_length=4"),
-            "critic.central: expected policies with one vocabulary, got one and two",
-        ),
-    ],
-)
-def test_central_critic_needs_one_critic_and_tokenizer(shared_recipe, tmp_path, overrides, message) -> None:
-    with pytest.raises(ConfigError, match=f"^{message}"):
-        run(shared_recipe, tmp_path / "run", *overrides)
-    assert not (tmp_path / "run").exists()
 
 
 NAMED = ("trainer.resume_mode=resume_path", "trainer.resume_from_path=CHECKPOINT")

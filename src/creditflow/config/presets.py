@@ -53,7 +53,7 @@ PRESETS: dict[str, Preset] = {
             "algorithm.propagation": {"rule": "discounted", "outcome_to": "answer"},
             "algorithm.reward_decomp": False,
             "algorithm.adv_estimator": "gae",
-            "critic.central": True,
+            "critic.context": "trajectory",
         },
     ),
     "mt_grpo": _credit("2505.11821", propagation="mt_grpo", **_RELATIVE, gamma=1.0),

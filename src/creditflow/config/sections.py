@@ -189,10 +189,6 @@ class CriticConfig(Section):
     """Input of the value model. `step`: the agent's own prompt; `trajectory`: all prompts and responses of the policy's
     agents in the trajectory so far (a centralised critic; Yu et al. 2022, arXiv 2103.01955). Acting needs no critic, so
     the agents' inputs stay the same."""
-    central: bool = False
-    """One critic for all trained policies, as in MAPPO (arXiv 2103.01955). Its input is the joint history: the prompts
-    and responses of all steps that ended before the step, of any policy, then the step's own. If that exceeds the
-    critic's positions, the beginning is cut off. All policies must have the same vocabulary."""
     optim: OptimConfig = OptimConfig(lr=1e-5)
     ppo_epochs: PositiveInt = 1
     """Passes over a batch."""

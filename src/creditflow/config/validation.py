@@ -59,13 +59,6 @@ def _validate_training(config: Config) -> None:
         raise ConfigError(
             f"trainer.critic_warmup: {trainer.critic_warmup}, but algorithm.adv_estimator: {name} has no critic"
         )
-    if config.critic.central and not estimator.critic:
-        raise ConfigError(f"critic.central: true, but algorithm.adv_estimator: {name} has no critic")
-    if config.critic.central and config.critic.context != "step":
-        raise ConfigError(
-            f"critic.context: {config.critic.context}, but critic.central: true reads the steps of all policies; "
-            "leave critic.context out"
-        )
     for section, averaged in (("actor_rollout_ref.actor", actor), ("critic", config.critic)):
         if averaged.loss_agg_mode == SUM_NORM and averaged.loss_scale_factor is None:
             raise ConfigError(

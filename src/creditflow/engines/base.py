@@ -37,7 +37,7 @@ class Capability(StrEnum):
     AUDIT = "audits in training"
     """It continues recorded trajectories from single decisions (`audit.every`)."""
     CRITIC_CONTEXT = "a critic that reads the whole trajectory"
-    """`critic.context` or `critic.central` other than the default."""
+    """`critic.context: trajectory`."""
     FALLBACK_ADAPTERS = "adapters in the fallback"
     """`guard.fallback.trainable: lora`."""
     TRACKED_REPORT = "reports in trackers"
@@ -48,7 +48,6 @@ class Capability(StrEnum):
 
 CAPABILITY_OPTIONS = {
     "critic.context": (("trajectory",), Capability.CRITIC_CONTEXT),
-    "critic.central": ((True,), Capability.CRITIC_CONTEXT),
     "guard.fallback.trainable": (("lora",), Capability.FALLBACK_ADAPTERS),
 }
 """Recipe options, and their values that need a capability."""
@@ -81,50 +80,6 @@ class MemoryEstimate:
 
 
 @dataclass(frozen=True, slots=True)
-class RunEstimate:
-    """The predicted duration of a run, in seconds."""
-
-    sampling_s: float
-    """Sampling in one training step."""
-    scoring_s: float
-    """Scoring in one training step."""
-    update_s: float
-    """All updates in one training step."""
-    steps: int
-    """Training steps of the run."""
-    evaluations: int
-    """Evaluations in the run."""
-    evaluation_s: float
-    """One evaluation."""
-
-    @property
-    def step_s(self) -> float:
-        """One training step."""
-        return self.sampling_s + self.scoring_s + self.update_s
-
-    @property
-    def run_s(self) -> float:
-        """The whole run."""
-        return self.steps * self.step_s + self.evaluations * self.evaluation_s
-
-    def text(self) -> str:
-        """The estimate as a sentence."""
-        parts = f"sampling {_duration(self.sampling_s)}, scoring {_duration(self.scoring_s)}"
-        evaluations = f"{self.evaluations} evaluation{'s' * (self.evaluations != 1)}"
-        return (
-            f"time: a step takes about {_duration(self.step_s)} ({parts}, update {_duration(self.update_s)}); "
-            f"{self.steps} step{'s' * (self.steps != 1)} and {evaluations} take about {_duration(self.run_s)}"
-        )
-
-
-def _duration(seconds: float) -> str:
-    """A duration as text, with two digits or more."""
-    if seconds < 120:
-        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-@dataclass(frozen=True, slots=True)
 class CheckResult:
     """Scored rollouts of a few tasks, without training."""
 
@@ -135,8 +90,6 @@ class CheckResult:
     """[T] the critic's value of each response token; None without a critic."""
     memory: tuple[MemoryEstimate, ...] = ()
     """The memory of a training step, by the key of its micro-batch size."""
-    run: RunEstimate | None = None
-    """The duration of the run; None if a training step does not fit, or the engine does not estimate it."""
 
 
 class Engine(ABC):

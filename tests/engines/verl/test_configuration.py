@@ -401,7 +401,6 @@ UNKNOWN = "got an unexpected keyword argument 'mine'"
         ("audit.every=1", "{key}: 1 is for --engine local"),
         ("trainer.device=cpu", "{key}: cpu is for --engine local"),
         ("trainer.device=cuda", "{key}: cuda is for --engine local"),
-        (f"{CRITIC} critic.central=true", "critic.central: True is for --engine local"),
         (
             "policies.default.trainable=true team.agents.critic.policy=other policies.other.trainable=false",
             "{key}: false, but verl",

@@ -26,7 +26,7 @@ from creditflow.engines.local.learner import (
     tensors_of,
 )
 from creditflow.engines.local.loss import value_loss
-from creditflow.engines.local.packing import PackedSteps, TokenSequences
+from creditflow.engines.local.packing import PackedSteps, Sequences, TokenSequences
 from creditflow.engines.local.planning import MOST_OF_CRITIC
 
 
@@ -67,29 +67,19 @@ class Critic:
     def _parts(self, batch: TrajectoryBatch, steps: Ints) -> Iterator[tuple[PackedSteps, Ints, Ints]]:
         """Yield micro-batches, the indices of response tokens among their R tokens, and the batch columns of those.
 
-        The micro-batches contain `steps`; if the critic sees whole trajectories, all steps of the same policy in them,
-        or of all policies if it is central.
+        The micro-batches contain `steps`; if the critic reads whole trajectories, all steps of the same policy in them.
         """
-        most = self.max_tokens
-        if (self.config.context == "step" and not self.config.central) or len(steps) == 0:
-            for packed in self.forward.micro_batches(batch, steps, most):
-                yield self._readable(packed), np.arange(len(packed.token_at)), packed.token_at
-            return
-        sequences = self._trajectories(batch, steps)
-        for packed in self.forward.micro_batches(sequences, np.arange(len(sequences.token_offsets) - 1), most):
-            at = sequences.token_at[packed.token_at]
+        sequences: Sequences = batch
+        token_at = np.arange(len(batch.response_ids))
+        if self.config.context == "trajectory" and len(steps):
+            mates = np.isin(batch.trajectory_of_step, batch.trajectory_of_step[steps])
+            mates &= (batch.policy_of_step == batch.policy_of_step[steps[0]]) & (np.diff(batch.token_offsets) > 0)
+            joined = TokenSequences.from_trajectories(batch, np.flatnonzero(mates), self.limit.tokens)
+            sequences, token_at, steps = joined, joined.token_at, np.arange(len(joined.token_offsets) - 1)
+        for packed in self.forward.micro_batches(sequences, steps, self.max_tokens):
+            at = token_at[packed.token_at]
             token_rows = np.flatnonzero(at >= 0)
             yield self._readable(packed), token_rows, at[token_rows]
-
-    def _trajectories(self, batch: TrajectoryBatch, steps: Ints) -> TokenSequences:
-        """The trajectories of `steps`, as far as the critic reads them."""
-        if self.config.central:
-            return TokenSequences.from_joint_histories(
-                batch, np.isin(np.arange(batch.n_steps), steps), self.limit.tokens
-            )
-        mates = np.isin(batch.trajectory_of_step, batch.trajectory_of_step[steps])
-        mates &= (batch.policy_of_step == batch.policy_of_step[steps[0]]) & (np.diff(batch.token_offsets) > 0)
-        return TokenSequences.from_trajectories(batch, np.flatnonzero(mates), self.limit.tokens)
 
     def _readable(self, packed: PackedSteps) -> PackedSteps:
         """Replace tokens beyond the critic's vocabulary (a policy's may be padded) by its last token."""

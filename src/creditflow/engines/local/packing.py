@@ -88,7 +88,7 @@ class TokenSequences:
         `longest`: the limit of a sequence, in tokens. A step that would exceed it starts a new sequence, without the
         preceding context.
         """
-        heads, tails, places = list[TokenIds](), list[list[TokenIds]](), list[list[Ints]]()
+        prompts, responses, places = list[TokenIds](), list[list[TokenIds]](), list[Ints]()
         trajectory, size = -1, 0
         for s in steps.tolist():
             prompt = batch.prompt_ids[batch.prompt_offsets[s] : batch.prompt_offsets[s + 1]]
@@ -96,59 +96,14 @@ class TokenSequences:
             size += len(prompt) + len(at)
             if batch.trajectory_of_step[s] != trajectory or size > longest:
                 trajectory, size = int(batch.trajectory_of_step[s]), len(prompt) + len(at)
-                heads.append(prompt)
-                tails.append([])
-                places.append([])
+                prompts.append(prompt)
+                responses.append([])
             else:
-                tails[-1].append(prompt)
-                places[-1].append(np.full(len(prompt), -1))
-            tails[-1].append(batch.response_ids[at])
-            places[-1].append(at)
-        joined = [np.concatenate(tail) for tail in tails]
-        return cls.from_parts(heads, joined, np.concatenate([at for place in places for at in place]))
-
-    @classmethod
-    def from_joint_histories(cls, batch: TrajectoryBatch, wanted_S: Bools, longest: int) -> TokenSequences:
-        """The steps `wanted_S` [S], each after the prompts and responses of all earlier steps of its trajectory.
-
-        `longest`: the limit of a sequence, in tokens. Steps whose history fits share one sequence per trajectory, which
-        also contains the unwanted steps before them. Any other step has a separate sequence, without the beginning of
-        its history.
-        """
-        prompts, responses = list[TokenIds](), list[TokenIds]()
-        places = list[Ints]()
-
-        def add(ids: TokenIds, at: Ints, head: int) -> None:
-            prompts.append(ids[:head])
-            responses.append(ids[head:])
-            places.append(at[head:])
-
-        wanted_S = wanted_S & (np.diff(batch.token_offsets) > 0)
-        for n in np.unique(batch.trajectory_of_step[wanted_S]).tolist():
-            steps = range(*np.searchsorted(batch.trajectory_of_step, (n, n + 1)).tolist())
-            ids, at, ends = _joined(batch, steps)
-            fits = [s for s, end in zip(steps, ends, strict=True) if wanted_S[s] and end <= longest]
-            if fits:
-                whole = ends[steps.index(fits[-1])]
-                add(ids[:whole], at[:whole], int(np.flatnonzero(at >= 0)[0]))
-            for s, end in zip(steps, ends, strict=True):
-                if wanted_S[s] and end > longest:
-                    response = int(batch.token_offsets[s + 1] - batch.token_offsets[s])
-                    add(ids[end - longest : end], at[end - longest : end], longest - response)
-        return cls.from_parts(prompts, responses, np.concatenate(places))
-
-
-def _joined(batch: TrajectoryBatch, steps: Sequence[int]) -> tuple[TokenIds, Ints, list[int]]:
-    """The tokens of steps in order, their indices in the [T] columns (-1 in prompts), and the end of each step."""
-    parts, places, ends, size = list[TokenIds](), list[Ints](), list[int](), 0
-    for s in steps:
-        prompt = batch.prompt_ids[batch.prompt_offsets[s] : batch.prompt_offsets[s + 1]]
-        own = np.arange(batch.token_offsets[s], batch.token_offsets[s + 1])
-        parts += [prompt, batch.response_ids[own]]
-        places += [np.full(len(prompt), -1), own]
-        size += len(prompt) + len(own)
-        ends.append(size)
-    return np.concatenate(parts), np.concatenate(places), ends
+                responses[-1].append(prompt)
+                places.append(np.full(len(prompt), -1))
+            responses[-1].append(batch.response_ids[at])
+            places.append(at)
+        return cls.from_parts(prompts, [np.concatenate(parts) for parts in responses], np.concatenate(places))
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from creditflow.config import (
     trained_policies,
 )
 from creditflow.credit import Assignment
-from creditflow.data import Bools, Floats, Ints, Trajectory, TrajectoryBatch
+from creditflow.data import Floats, Ints, Trajectory, TrajectoryBatch
 from creditflow.engines.base import MemoryEstimate
 from creditflow.engines.local import memory, planning
 from creditflow.engines.local.actor import Actor
@@ -44,8 +44,6 @@ from creditflow.errors import ConfigError
 from creditflow.monitoring.memory import forget_peak, peak_gib
 
 FALLBACK_KEY = "guard.fallback"
-CENTRAL = "central"
-"""The name of the critic of all trained policies, in `PolicySet.critics` and checkpoints."""
 ACTOR_SIZE, CRITIC_SIZE = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu", "critic.ppo_max_token_len_per_gpu"
 
 
@@ -71,18 +69,6 @@ def _expect_critic(data: DataConfig, critic: Critic, policy: Policy, key: str) -
             f"{key}: expected a model that reads steps of {longest} tokens (data.max_prompt_length + "
             f"data.max_response_length), got at most {critic.limit.tokens}: {critic.limit.reason}"
         )
-
-
-def _expect_one_vocabulary(policies: Mapping[str, Policy]) -> None:
-    """Raise ConfigError if two policies have different vocabularies, which a central critic cannot read."""
-    (first, policy), *others = policies.items()
-    vocabulary = policy.tokenizer.get_vocab()
-    for name, other in others:
-        if other.tokenizer.get_vocab() != vocabulary:
-            raise ConfigError(
-                f"critic.central: expected policies with one vocabulary, got {first} and {name} with different "
-                "tokenizers; leave it false for a critic of each policy"
-            )
 
 
 def _load_policies_and_hooks(recipe: Recipe) -> tuple[dict[str, Policy], dict[str, EngineHook]]:
@@ -133,28 +119,19 @@ def load_policies(recipe: Recipe) -> dict[str, Policy]:
 
 
 def _load_critics(recipe: Recipe, policies: Mapping[str, Policy], schedule: Schedule) -> dict[str, Critic]:
-    """The critic of each trained policy, or the central critic of all."""
-    config, trained = recipe.config, trained_policies(recipe.config)
-    readers: dict[str, tuple[str, ...]] = {name: (name,) for name in trained}
-    if config.critic.central:
-        _expect_one_vocabulary(policies)
-        readers = {CENTRAL: trained}
-    critics = dict[str, Critic]()
-    for name, read in readers.items():
-        folder, key = critic_folder(recipe, read[0])
-        critics[name] = Critic.load(folder, key, policies[read[0]].device, config.critic, schedule)
+    """The critic of each trained policy."""
+    config, critics = recipe.config, dict[str, Critic]()
+    for name in trained_policies(config):
+        folder, key = critic_folder(recipe, name)
+        critics[name] = Critic.load(folder, key, policies[name].device, config.critic, schedule)
         critics[name].forward.set_precision(config.trainer.precision)
-        for policy in read:
-            _expect_critic(config.data, critics[name], policies[policy], key)
+        _expect_critic(config.data, critics[name], policies[name], key)
     return critics
 
 
 @dataclass(frozen=True)
 class PolicySet:
-    """The policies by name; each trained one has an actor and, if the estimator needs it, a critic.
-
-    A central critic is one for all of them, under the name CENTRAL.
-    """
+    """The policies by name; each trained one has an actor and, if the estimator needs it, a critic."""
 
     policies: dict[str, Policy]
     actors: dict[str, Actor]
@@ -323,7 +300,7 @@ class PolicySet:
             return None
         values_T = np.full(len(batch.response_ids), np.nan)
         for name, critic in self.critics.items():
-            own_T = critic.values(batch, self._critic_steps(batch, name))
+            own_T = critic.values(batch, batch.sampled_by(name))
             values_T = np.where(np.isnan(own_T), values_T, own_T)
         return values_T
 
@@ -337,19 +314,17 @@ class PolicySet:
     ) -> dict[str, float]:
         """Update each critic and, with `update_actors`, each actor from its policy's steps; returns metrics.
 
-        With several trained policies, metric names start with the policy's name, except those of a central critic.
+        With several trained policies, metric names start with the policy's name.
         `values_T`: the result of `values`.
         """
         memory.release()  # what sampling left
         batch, returns_T, advantage_T = assignment.batch, assignment.returns_T, assignment.token_advantages()
         metrics: dict[str, dict[str, float]] = {name: {} for name in self.actors}
-        common: dict[str, float] = {}
         for name, critic in self.critics.items():
             assert returns_T is not None
             assert values_T is not None
-            own_S = assignment.groups.trained_S & self._critic_steps(batch, name)
-            measured = critic.update(batch, returns_T, values_T, own_S, mini_batch_of_step)
-            (common if critic.config.central else metrics[name]).update(measured)
+            own_S = assignment.groups.trained_S & batch.sampled_by(name)
+            metrics[name] |= critic.update(batch, returns_T, values_T, own_S, mini_batch_of_step)
         for name, actor in self.actors.items() if update_actors else ():
             own_S = assignment.groups.trained_S & batch.sampled_by(name)
             corrected, weighted_T = batch, advantage_T
@@ -357,12 +332,7 @@ class PolicySet:
                 corrected, weighted_T, measured = self.correction.apply(actor, batch, weighted_T, own_S)
                 metrics[name] |= measured
             metrics[name] |= actor.update(corrected, weighted_T, own_S, mini_batch_of_step)
-        return common | {key: value for name, own in metrics.items() for key, value in self._named(name, own).items()}
-
-    def _critic_steps(self, batch: TrajectoryBatch, name: str) -> Bools:
-        """A mask [S] of the steps that a critic values."""
-        readers = tuple(self.actors) if self.critics[name].config.central else (name,)
-        return batch.sampled_by(*readers)
+        return {key: value for name, own in metrics.items() for key, value in self._named(name, own).items()}
 
     @property
     def narrowed(self) -> bool:
