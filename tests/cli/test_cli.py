@@ -248,12 +248,11 @@ def test_check_lists_rows_of_unreadable_truths(here):
     assert "row 1: ValueError: invalid literal for int() with base 10: 'three'" in result.stdout
 
 
-def test_check_estimates_costs_and_warns_of_truncation(here):
-    result = creditflow("check", TOY, "trainer.total_training_steps=5", "trainer.test_freq=2")
+def test_check_estimates_memory_and_warns_of_truncation(here):
+    result = creditflow("check", TOY)
 
     size = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384"
     assert re.search(rf"memory: a step needs about [0-9.]+ GiB with {size}; ", result.stderr)
-    assert re.search(r"time: a step takes about .* 5 steps and [34] evaluations take about [0-9.]+ s", result.stderr)
     pattern = r"\d+ of 16 trajectories truncated \(tasks, counted from 0: [0-9, ]+\); the first: writer was cut "
     assert re.search(pattern, result.stdout)
     for agent in ("writer", "critic"):

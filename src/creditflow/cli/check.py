@@ -71,9 +71,8 @@ def check(
     show(title, _agent_table(assignment))
     show("reward functions", _function_table(components, report))
     console.print(f"validation uses {loaded.validation_words(len(components.val_tasks))}", soft_wrap=True)
-    sentences = [estimate.text() for estimate in result.memory] + ([] if result.run is None else [result.run.text()])
-    for sentence in sentences:  # to standard error, because the numbers differ at every call
-        reporter.say(sentence)
+    for estimate in result.memory:
+        reporter.say(estimate.text())  # to standard error, because the numbers differ at every call
     warnings = _warnings(components, trajectories, report, assignment) + unreadable
     warnings += [f"training would stop: {estimate.problem}" for estimate in result.memory if estimate.problem]
     for warning in warnings:

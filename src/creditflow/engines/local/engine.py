@@ -9,14 +9,12 @@ from pathlib import Path
 
 from creditflow._utils.progress import Reporter, phase
 from creditflow.config import Recipe, trained_policies
-from creditflow.credit import assign
 from creditflow.data import Trajectory, TrajectoryBatch
 from creditflow.engines.base import Capability, CheckResult, Engine
 from creditflow.engines.common.components import Components
-from creditflow.engines.local.estimate import estimate_run
 from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.local.policy_set import PolicySet
-from creditflow.engines.local.rollouts import Stopwatch, sample_trajectories, score
+from creditflow.engines.local.rollouts import sample_trajectories, score
 from creditflow.engines.local.run import NAME
 from creditflow.engines.local.trainer import train, validate
 from creditflow.engines.models.folders import model_folder
@@ -60,20 +58,13 @@ class LocalEngine(Engine):
         _expect_whole_batches(recipe)
 
     def check(self, components: Components, n_tasks: int) -> CheckResult:
-        recipe, watch = components.recipe, Stopwatch()
+        recipe = components.recipe
         with phase("loading models"):
             policy_set = PolicySet.from_recipe(recipe, steps=1, keep_reference=components.rewards.needs_reference)
         memory = policy_set.memory_estimates(recipe.config)
-        trajectories, report = asyncio.run(_roll_out(components, policy_set, n_tasks, watch))
-        batch = TrajectoryBatch.from_trajectories(trajectories)
-        values_T = policy_set.values(batch)
-        run = None
-        if not any(estimate.problem for estimate in memory):
-            assignment = assign(batch, recipe.config.credit, values_T=values_T)
-            n_groups = len(trajectories) // recipe.config.actor_rollout_ref.rollout.n
-            with phase("measuring a training step"):
-                run = estimate_run(components, policy_set, assignment, n_groups, watch)
-        return CheckResult(trajectories, report, values_T, memory, run)
+        trajectories, report = asyncio.run(_roll_out(components, policy_set, n_tasks))
+        values_T = policy_set.values(TrajectoryBatch.from_trajectories(trajectories))
+        return CheckResult(trajectories, report, values_T, memory)
 
     def evaluate(self, components: Components, reporter: Reporter) -> Evaluation:
         with phase("loading models"):
@@ -91,22 +82,14 @@ def _expect_whole_batches(recipe: Recipe) -> None:
 
 
 async def _roll_out(
-    components: Components, policy_set: PolicySet, n_tasks: int, watch: Stopwatch
+    components: Components, policy_set: PolicySet, n_tasks: int
 ) -> tuple[list[Trajectory], ScoringReport]:
     """Roll out and score the first training tasks."""
-    config = components.recipe.config
-    rollout = config.actor_rollout_ref.rollout
+    rollout = components.recipe.config.actor_rollout_ref.rollout
     tasks = components.train_tasks[:n_tasks]
-    with watch("rollout"):
-        trajectories = await sample_trajectories(
-            components, policy_set, tasks, rollout.n, rollout.temperature, (_CHECK,)
-        )
+    trajectories = await sample_trajectories(components, policy_set, tasks, rollout.n, rollout.temperature, (_CHECK,))
     async with components.rewards.open(policy_set.policies):
-        # The first scoring starts processes and imports, so it is not timed. The caller checks the limit of failures.
-        reports = [await score(components, trajectories[:1], max_failed_frac=1.0)]
-        with watch("scoring"):
-            reports.append(await score(components, trajectories[1:], max_failed_frac=1.0))
-        report = ScoringReport.merge(reports)
+        report = await score(components, trajectories, max_failed_frac=1.0)  # the caller checks the limit of failures
     components.label(trajectories)
     return trajectories, report
 
