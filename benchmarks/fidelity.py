@@ -192,7 +192,7 @@ def _details(
     """The kept numbers of one case."""
     values, step_D = DecisionValues(measured["task_D"], measured["after_DK"], measured["before_DK"]), measured["step_D"]
     credit = {rule: by_case[case].advantage_S[step_D] for rule, by_case in credited.items()}
-    whole, precision = fidelity(credit[OWN], values), values.precision
+    whole = fidelity(credit[OWN], values)
     known_D = np.isfinite(values.value_D)
     return {
         "rules": {
@@ -204,7 +204,6 @@ def _details(
             for name, credit_D in credit.items()
         },
         "ceiling": _json_share(whole.ceiling),
-        "reliability": None if precision is None else precision.reliability,
         "decisions": whole.decisions,
         **{name: int(measured[name]) for name in ("tokens", "continuations", "refused", "failed")},
     }

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from creditflow.engines.local.values import DecisionValues, Precision, Share, fidelity, spearman, task_weights
+from creditflow.engines.local.values import DecisionValues, Share, fidelity, spearman, task_weights
 from tests.builders import examples
 from tests.oracle.fidelity import bootstrap, correlation, mean_and_squared_error
 
@@ -106,8 +106,6 @@ def test_ceiling_of_pure_noise_is_low() -> None:
     assert found.ceiling.low < 0.1
     assert found.ceiling.value < 0.4
     assert abs(found.correlation.value) < 0.15
-    assert values.precision is not None
-    assert values.precision.is_noise
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=12))
@@ -124,13 +122,3 @@ def test_interval_ignores_undefined_resamples() -> None:
     assert share.value == 0.5
     assert (share.low, share.high) == pytest.approx((0.405, 0.595))
     assert math.isnan(Share.from_resamples(np.array([math.nan, 0.4])).low)
-
-
-@pytest.mark.parametrize(("real", "noise"), [(0.0, True), (0.6, False)])
-def test_precision_distinguishes_noise_from_real_differences(real: float, noise: bool) -> None:
-    rng = np.random.default_rng(0)
-    told = []
-    for _ in range(200):
-        true_X, error = rng.normal(0, real, 60), 0.5
-        told.append(Precision(float(np.var(true_X + rng.normal(0, error, 60))), error**2, 60).is_noise)
-    assert np.mean(told) > 0.9 if noise else np.mean(told) < 0.05

@@ -109,7 +109,6 @@ def audit(
     fidelities = rule_fidelities(assignments, chosen.step_D, measured.values)
     skipped = int(np.count_nonzero(~candidate_S))
     _print(title, rows, top, fidelities, measured, skipped)
-    precision = measured.values.precision
     facts = {
         "training_step": step,
         "checkpoint": checkpoint,
@@ -123,8 +122,6 @@ def audit(
         "refused": measured.refused,
         "first_refusal": measured.first_refusal,
         "failed": measured.failed,
-        "reliability": None if precision is None else precision.reliability,
-        "is_noise": None if precision is None else precision.is_noise,
         "not_auditable": skipped,
         "rules": [asdict(fidelity) for fidelity in fidelities],
         "decisions": [asdict(row) for row in rows],
@@ -253,8 +250,7 @@ def _print(
         "credit, advantage: Spearman's rank correlation [95 %] with the values. noise ceiling: the correlation that "
         "perfect credit would have with these measured values."
     )
-    precision = measured.values.precision
-    if precision is not None and precision.is_noise:
+    if rules[0].advantage.ceiling.low == 0:
         console.print("These values may be noise: raise --continuations or --decisions before comparing rules.")
     if skipped:
         console.print(_SKIPPED.format(skipped), soft_wrap=True)

@@ -24,47 +24,6 @@ _TINY = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
-class Precision:
-    """The variance of measured values, and the part of it that is measurement error."""
-
-    variance: float
-    """Variance of the values, in squared units of the outcome."""
-    error: float
-    """Mean squared standard error of the values, in the same units."""
-    count: int
-
-    @classmethod
-    def from_errors(cls, value_X: Floats, error_X: Floats) -> Precision | None:
-        """The precision of values with standard errors; None if it is unknown.
-
-        Based on the values with a known standard error, which must be more than half of all and must not be equal.
-        """
-        known_X = np.isfinite(error_X)
-        spread = float(np.var(value_X[known_X])) if 2 * known_X.sum() > len(known_X) else 0.0
-        return cls(spread, float(np.mean(error_X[known_X] ** 2)), int(known_X.sum())) if spread else None
-
-    @property
-    def reliability(self) -> float:
-        """Share of the variance that is not measurement error, in [0, 1].
-
-        Its square root is an approximate upper bound on the correlation of any rule with the values.
-        """
-        return max(0.0, 1 - self.error / self.variance)
-
-    @property
-    def is_noise(self) -> bool:
-        """Whether the variance may be measurement error only: a one-sided test at 5 %.
-
-        The variance of n normal values has the relative standard error `sqrt(2 / (n - 1))`.
-        """
-        return self.variance <= self.error * (1 + 1.645 * self._relative_error)
-
-    @property
-    def _relative_error(self) -> float:
-        return float((2 / max(self.count - 1, 1)) ** 0.5)
-
-
-@dataclass(frozen=True, slots=True)
 class Share:
     """A number with its 95 % bootstrap interval over tasks; NaN if undefined."""
 
@@ -102,12 +61,6 @@ class DecisionValues:
     def error_D(self) -> Floats:
         """[D] standard errors of the values; NaN with fewer than two returns on either side."""
         return np.sqrt(_squared_error(self.after_DK) + _squared_error(self.before_DK))
-
-    @property
-    def precision(self) -> Precision | None:
-        """The precision of the known values; None if it is unknown."""
-        known_D = np.isfinite(self.value_D)
-        return Precision.from_errors(self.value_D[known_D], self.error_D[known_D])
 
 
 @dataclass(frozen=True, slots=True)
