@@ -182,6 +182,24 @@ def test_recredit_keeps_steps_without_assigned_credit(ledger: Ledger, tmp_path: 
     assert json.loads((tmp_path / "out" / "run.json").read_text())["recredited_from"] == str(folder.path.resolve())
 
 
+def test_recredit_keeps_a_fallback_of_the_guard(ledger: Ledger, tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", ledger.run, (ledger.path / "config.yaml").read_text())
+    batch = ledger.read(1).batch
+    folder.write_steps(1, batch, assign(batch, credit_options(propagation="threshold")))
+    folder.write_steps(2, batch, assign(batch, credit_options(propagation="identical")))
+    for i, override in enumerate(("propagation.theta=0.3", "propagation_threshold=0.3")):
+        result = creditflow("recredit", folder.path, override, "-o", tmp_path / str(i))
+        assert result.exit_code == 0, result.output
+        assert "training step 2: the guard's fallback, the rule identical, stays in force" in result.stdout
+        again = Ledger.open(tmp_path / str(i))
+        assert again.read(1).assignment.options.propagation.theta == 0.3
+        assert again.file(2).read_bytes() == Ledger.open(folder.path).file(2).read_bytes()
+    result = creditflow("recredit", folder.path, "propagation=own", "-o", tmp_path / "own")
+    assert Ledger.open(tmp_path / "own").read(2).assignment.options.propagation.name == "own"
+    assert "stays in force" not in result.stdout
+    assert "unknown key 'algorithm.propagation.theta'" in refused("recredit", tmp_path / "own", "propagation.theta=0.3")
+
+
 def test_settings_of_mappings_differ_key_by_key(ledger: Ledger, tmp_path: Path) -> None:
     assert credit_overrides(["gamma=9e-1", "algorithm.group_by=task"]) == {"gamma": 0.9, "group_by": "task"}
     changes = ("propagation_threshold={kind: noise}", "reward.decomp_granularity=agent")

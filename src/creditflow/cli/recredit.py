@@ -14,6 +14,7 @@ from creditflow.cli._options import Run
 from creditflow.credit.analysis.difference import CreditChange, added, moved
 from creditflow.credit.analysis.metrics import credit_metrics
 from creditflow.errors import InputError
+from creditflow.monitoring.guard import FALLBACK_RULE
 from creditflow.reports.tables import MOVED_MEANING, moved_table, results_console, show
 from creditflow.reports.text import steps_words
 from creditflow.runs import Ledger, RunFolder
@@ -62,6 +63,7 @@ def recredit(
         raise InputError(f"{run / 'config.yaml'}: expected the run's configuration: {error.strerror}") from error
     total: dict[str, CreditChange] = {}
     unassigned: list[int] = []
+    rules: dict[int, str] = {}
     partial = out.with_name(f".{out.name}.part")  # an interrupted recredit must not look complete
     shutil.rmtree(partial, ignore_errors=True)
     reporter = Reporter()
@@ -77,20 +79,25 @@ def recredit(
                     unassigned.append(recorded.step)
                 else:
                     total = added(total, moved(recorded.assignment, assignment))
+                    rules[recorded.step] = assignment.options.propagation.name
                 bar.advance()
         partial.rename(out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     for torn in ledger.torn:
         reporter.say(f"set aside: {torn} is incomplete, a crash cut it off")
-    _print(f"{' '.join(settings) or 'no settings'}: changes of credit", total, unassigned, out)
+    _print(f"{' '.join(settings) or 'no settings'}: changes of credit", total, unassigned, rules, out)
 
 
-def _print(title: str, total: Mapping[str, CreditChange], unassigned: Sequence[int], out: Path) -> None:
-    """Print the table of changes. `unassigned`: training steps without assigned credit."""
+def _print(
+    title: str, total: Mapping[str, CreditChange], unassigned: Sequence[int], rules: Mapping[int, str], out: Path
+) -> None:
+    """Print the table of changes. `unassigned`: training steps without assigned credit; `rules`: by training step."""
     console = results_console()
     show(title, moved_table(total))
     console.print(MOVED_MEANING)
     if unassigned:
         console.print(f"left out: {steps_words(unassigned)}, without credit, because too many scores had failed")
+    if kept := [step for step, name in rules.items() if name == FALLBACK_RULE and len({*rules.values()}) > 1]:
+        console.print(f"{steps_words(kept)}: the guard's fallback, the rule {FALLBACK_RULE}, stays in force")
     console.print(f"written: {out}", soft_wrap=True)

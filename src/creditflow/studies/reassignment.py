@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from creditflow.config import credit_options, load_named_files
-from creditflow.config.algorithm import merge_options, rule_options
+from creditflow.config.algorithm import CHOOSING, merge_options, rule_options
 from creditflow.config.references import spelled_out
 from creditflow.credit import Assignment, BatchStats, CreditOptions, Threshold, assign
 from creditflow.credit.analysis.metrics import batch_stats
 from creditflow.credit.history import History
+from creditflow.credit.records import RULE
 from creditflow.errors import BatchError, InputError
+from creditflow.monitoring.guard import FALLBACK_RULE
 from creditflow.runs import Ledger, Recorded
 
 
@@ -20,10 +22,15 @@ def reassigned(ledger: Ledger, changed: Mapping[str, Any]) -> Iterator[tuple[Rec
     """Yield each recorded training step with its assignment under the recorded options and `changed`.
 
     Without a changed threshold, the recorded thresholds apply; a changed one adapts from training step to training
-    step, as in training, and so do fitted parts of credit. A training step without assigned credit yields None. Runs
-    the files that the options name. Raises InputError if options are invalid, cannot be loaded, or need a critic that
-    the run did not have.
+    step, as in training, and so do fitted parts of credit. A training step without assigned credit yields None. One in
+    a fallback of the guard keeps the rule `identical` unless `changed` names another one. Runs the files that the
+    options name.
+
+    Raises InputError if options are invalid, cannot be loaded, or need a critic that the run did not have.
     """
+    names_rule = RULE in rule_options(changed.get("propagation"))
+    in_fallback = changed if names_rule else {key: value for key, value in changed.items() if key not in CHOOSING}
+    own_rule = ""
     new_threshold: Threshold | None = None
     history: History | None = None
     accuracy = {row["step"]: row["val/pass_at_1"] for row in ledger.metrics() if "val/pass_at_1" in row}
@@ -31,9 +38,12 @@ def reassigned(ledger: Ledger, changed: Mapping[str, Any]) -> Iterator[tuple[Rec
         if recorded.assignment is None:
             yield recorded, None
             continue
+        rule = recorded.assignment.options.propagation.name
+        own_rule = own_rule or rule
         if new_threshold is None and _sets_threshold(changed):
             new_threshold = _changed(recorded.assignment.options, changed).propagation.make_threshold()
-        assignment = reassign(recorded, changed, f"training step {recorded.step}", new_threshold, history)
+        applied = in_fallback if rule == FALLBACK_RULE != own_rule else changed
+        assignment = reassign(recorded, applied, f"training step {recorded.step}", new_threshold, history)
         history = assignment.history_after
         if new_threshold is not None:
             new_threshold.update(batch_stats(assignment))
