@@ -147,8 +147,8 @@ class Registry(Generic[Entry]):
             for entries in (self._entries, self._of_files, self._recorded):
                 if name in entries:
                     return entries[name]
-        names = ", ".join(self.names())
-        raise ConfigError(f"{self.key}: expected one of {names}, got {name!r}{self.hint(name)}")
+        names, of_file = ", ".join(self.names()), ", or FILE.py:NAME" if self._decorator else ""
+        raise ConfigError(f"{self.key}: expected one of {names}{of_file}, got {name!r}{self.hint(name)}")
 
     def __contains__(self, name: object) -> bool:
         self._complete()

@@ -161,7 +161,8 @@ def test_why_of_a_run_lists_notable_steps(ledger: Ledger) -> None:
     assert assignment is not None
     lines = why(ledger.path)
     assert lines[0] == "training step 2: 16 steps of 8 trajectories"
-    listed = {line.split()[0]: line for line in lines[3 : lines.index("", 2)]}
+    assert lines[1].startswith("rule: {rule: threshold, w_r: 1.0, ")
+    listed = {line.split()[0]: line for line in lines[4 : lines.index("", 3)]}
     trained = [
         (assignment.advantage.advantage_S[s], assignment.batch.step_ids[s])
         for s in range(16)

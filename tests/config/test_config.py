@@ -265,6 +265,13 @@ def test_former_name_of_a_rule_is_a_notice(recipe):
     assert loaded.notices == ("algorithm.propagation: none is now called own",)
 
 
+def test_guard_rule_on_gates_is_a_notice_without_gates(recipe):
+    path = recipe("guard: {rules: {mine: {metric: propagation/pass_rate, below: 0.5}}}")
+    left_out = "guard.rules.mine: left out, as the propagation rule own has no gates"
+    assert load_recipe(path, ["algorithm.propagation=own"]).notices == (left_out,)
+    assert load_recipe(path, ["algorithm.propagation=threshold"]).notices == ()
+
+
 def test_comparison_drops_options_that_an_arm_ignores(recipe):
     path, others = recipe(), ["algorithm.propagation_threshold=0.7", "data.seed=3"]
     assert with_effect(path, ["algorithm.propagation=threshold"], others) == others

@@ -21,7 +21,7 @@ def refusal(**keys):
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        ("propagation", "thresold", "identical or"),
+        ("propagation", "thresold", "uniform, or FILE.py:NAME"),
         ("propagation", None, "a text or a mapping"),
         ("adv_estimator", "reinforce", "rloo"),
         ("decomp_granularity", "tokens", "token_level"),

@@ -15,7 +15,8 @@ from creditflow.config.schema import json_schema
 from creditflow.errors import ConfigError
 from tests.builders import examples
 from tests.cli.commands import creditflow
-from tests.paths import RECIPES, ROOT
+from tests.distributions import HALVES
+from tests.paths import RECIPES, ROOT, TOY
 
 SCHEMA = json_schema()
 FILE = ROOT / "docs/schema.json"
@@ -56,6 +57,20 @@ def test_shipped_recipe_fits_its_schema_and_loads(path):
 )
 def test_schema_judges_a_recipe(recipe, fits):
     assert valid(recipe) == fits
+
+
+def test_schema_of_a_recipe_has_the_rules_of_its_files(tmp_path):
+    (tmp_path / "rules.py").write_text(HALVES)
+    (tmp_path / "mine.yaml").write_text(f"extends: {TOY}\nalgorithm: {{propagation: rules.py:Halves}}\n")
+    schema = json.loads(creditflow("schema", tmp_path / "mine.yaml").stdout)
+
+    def fits(**spec: object) -> bool:
+        return Draft202012Validator(schema).is_valid({"algorithm": {"propagation": spec}})
+
+    for name in ("rules.py:Halves", f"{tmp_path}/rules.py:Halves"):
+        assert fits(rule=name, factor=0.5)
+        assert not fits(rule=name, facter=0.5)
+    assert fits(rule="other.py:Halves", facter=0.5)
 
 
 Path = tuple[str | int, ...]

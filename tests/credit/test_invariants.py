@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from creditflow.credit import Credit, Rule, advantage_estimator, assign, propagation_rule
+from creditflow.credit import Credit, Rule, advantage_estimator, assign, option, propagation_rule
 from creditflow.credit.analysis.metrics import credit_metrics
 from creditflow.credit.groups import LEVELS
 from creditflow.credit.records import PROPAGATION_RULES
@@ -122,8 +122,14 @@ def test_rule_that_is_no_dataclass_is_refused():
     for rule in (lambda inputs: None, type("Undecorated", (Rule,), {})):
         with pytest.raises(ConfigError, match="mine: expected a class derived from Rule, with @data"):
             propagation_rule("mine")(rule)
-    with pytest.raises(ConfigError, match="mine: the field 'rule' is the key of its name; rename it"):
+    with pytest.raises(ConfigError, match="mine: the field 'rule' has a meaning of its own: rename"):
         propagation_rule("mine")(make_dataclass("Mine", [("rule", str, "a")], bases=(Rule,), frozen=True))
+
+
+def test_default_outside_its_bounds_is_refused():
+    for default, bounds in ((5.0, {"at_least": 0.0, "at_most": 1.0}), (-1.0, {"at_least": 0.0}), (2, {"at_most": 1})):
+        with pytest.raises(ConfigError, match=f"option: expected a default .*got {default}"):
+            option(default, **bounds)
 
 
 # ---- from end to end -------------------------------------------------------------------------------------------------

@@ -320,6 +320,26 @@ def test_disabled_guard_has_no_events_and_no_metrics():
     assert off.metrics() == {}
 
 
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("own.py:Plain", "mine.kind: own.py:Plain: expected a class of options with look, state_dict and .*got Plain"),
+        ("own.py:number", "mine.kind: own.py:number: expected a class of options with look, .*got int"),
+        ("own.py:Broken", r"mine: own.py:Broken: ValueError: no \(own.py:4 in __init__\)"),
+        ("own.py:Needs", "guard.rules.mine.limit: expected a value, which kind own.py:Needs needs, got none"),
+    ],
+)
+def test_kind_that_makes_no_rule_is_refused(tmp_path, kind, says):
+    (tmp_path / "own.py").write_text(
+        "number = 3\nclass Plain: pass\nclass Broken:\n    def __init__(self): raise ValueError('no')\n"
+        "class Needs:\n    def __init__(self, limit): pass\n"
+    )
+    (tmp_path / "r.yaml").write_text(f"extends: {RECIPE}\n")
+    options = f"guard.rules.mine={{kind: '{kind}', metric: rollout/tokens}}"
+    with pytest.raises(ConfigError, match=says):
+        of_recipe(options, recipe=tmp_path / "r.yaml")
+
+
 REFUSED = [
     (["guard.rules.entropy.metric=actor/entrpy"], "unknown metric 'actor/entrpy' .*'actor/entropy'"),
     (["guard.rules.pass_rate.metric=propagation/pass_rate/planer"], "did you mean 'propagation/pass_rate/planner'"),

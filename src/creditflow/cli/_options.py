@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -42,17 +42,12 @@ def credit_lines(config: Config) -> Iterator[str]:
     from creditflow.config.presets import preset_text
     from creditflow.config.references import spelled_out
     from creditflow.credit import CreditOptions
+    from creditflow.reports.text import in_yaml
 
     if (preset := config.algorithm.preset) is not None:
         yield preset_text(preset)
     options, defaults = spelled_out(config.credit), spelled_out(CreditOptions())
     rule, estimator, groups = (options.pop(key) for key in ("propagation", "adv_estimator", "group_by"))
-    others = [f", {key} {_in_yaml(value)}" for key, value in options.items() if value != defaults[key]]
+    others = [f", {key} {in_yaml(value)}" for key, value in options.items() if value != defaults[key]]
     spec = {"rule": rule} if isinstance(rule, str) else rule
-    yield f"credit: {_in_yaml(spec)}, {estimator}, group_by {groups}{''.join(others)}"
-
-
-def _in_yaml(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key}: {_in_yaml(part)}' for key, part in value.items())}}}"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    yield f"credit: {in_yaml(spec)}, {estimator}, group_by {groups}{''.join(others)}"

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
 
 
-def schema() -> None:
+def schema(
+    recipe: Annotated[
+        Path | None, typer.Argument(metavar="RECIPE", help="A recipe; the schema then has the rules of its files, too.")
+    ] = None,
+) -> None:
     """Print the JSON Schema of recipes, with which editors complete and check them."""
     from creditflow.config.schema import json_schema
 
-    print(json.dumps(json_schema(), indent=2, ensure_ascii=False))
+    print(json.dumps(json_schema(recipe), indent=2, ensure_ascii=False))

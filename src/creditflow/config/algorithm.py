@@ -143,22 +143,18 @@ def rule_model(rule: type[Rule]) -> Any:
 _model_of = functools.cache(options_model)
 
 
-def rule_class(name: object, key: str = KEY) -> type[Rule]:
+def rule_class(name: str) -> type[Rule]:
     """The class of a rule. Raises ConfigError for an unknown name."""
-    name = RENAMED.get(str(name), name)
-    if not isinstance(name, str) or name not in PROPAGATION_RULES:
-        names = " or ".join(PROPAGATION_RULES.names())
-        raise ConfigError(f"{key}: expected {names}, got {name!r}{PROPAGATION_RULES.hint(name)}")
-    return PROPAGATION_RULES[name]
+    return PROPAGATION_RULES[RENAMED.get(name, name)]
 
 
-def checked_rule(spec: str | Mapping[str, Any], key: str = KEY) -> Rule:
+def checked_rule(spec: str | Mapping[str, Any]) -> Rule:
     """The rule with its options. Raises ConfigError for an unknown rule, an unknown option, or a wrong value."""
     options: dict[str, Any] = {RULE: spec} if isinstance(spec, str) else dict(spec)
     if RULE not in options:
-        raise ConfigError(f"{key}: expected a rule, or {{rule: NAME, option: value}}, got {dict(options)}")
-    kind = rule_class(options.pop(RULE), key)
-    values = checked(rule_model(kind), options, key)
+        raise ConfigError(f"{KEY}: expected a rule, or {{rule: NAME, option: value}}, got {dict(options)}")
+    kind = rule_class(options.pop(RULE))
+    values = checked(rule_model(kind), options, KEY)
     rule = kind(**{f.name: getattr(values, f.name) for f in fields(kind)})
     rule.make_threshold()
     return rule

@@ -33,6 +33,7 @@ from creditflow.config.sections import SUM_NORM
 from creditflow.config.validation import validate
 from creditflow.credit.records import RULE, CreditOptions
 from creditflow.errors import ConfigError, did_you_mean, first_line
+from creditflow.monitoring.guard import without_gates
 from creditflow.removed import removed_hint
 
 if TYPE_CHECKING:
@@ -74,7 +75,14 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     former = [name for layer in layers for name in _former_names(layer)]
     config = _merged(layers, path)
     validate(config)
-    notices = (*replaced, *(f"{KEY}: {name} is now called {RENAMED[name]}" for name in dict.fromkeys(former)))
+    notices = (
+        *replaced,
+        *(f"{KEY}: {name} is now called {RENAMED[name]}" for name in dict.fromkeys(former)),
+        *(
+            f"guard.rules.{name}: left out, as the propagation rule {config.credit.propagation} has no gates"
+            for name in without_gates(config.guard.rules, config.credit)
+        ),
+    )
     overridden = frozenset(key for key, _ in leaves(OmegaConf.to_container(layers[-1])))
     return Recipe(config=config, name=path.stem, folder=path.resolve().parent, notices=notices, overridden=overridden)
 

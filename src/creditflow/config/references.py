@@ -8,11 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, make_dataclass
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import StrictBool, TypeAdapter, ValidationError
 
-from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES, CreditOptions, Rule
+from creditflow.credit.records import (
+    ADVANTAGE_ESTIMATORS,
+    PROPAGATION_RULES,
+    CreditOptions,
+    Rule,
+    expect_free_names,
+)
 from creditflow.credit.thresholds.base import THRESHOLDS, Constant
 from creditflow.errors import ConfigError
 from creditflow.registry import Registry, is_file_reference
@@ -75,14 +81,24 @@ def recorded_properties(options: CreditOptions) -> Recorded:
     return properties
 
 
-_PROPERTIES = ("flow", "pays_scores", "pays_tokens", "shares", "relative", "gated")
-"""The class variables of a rule that are recorded."""
+@dataclass
+class _RuleProperties:
+    """The recorded class variables of a rule, and the names of its options."""
+
+    options: list[str] = field(default_factory=list)
+    flow: Literal["nothing", "formula", "unknown"] = "unknown"
+    pays_scores: StrictBool = False
+    pays_tokens: StrictBool = False
+    shares: StrictBool = False
+    relative: StrictBool = False
+    gated: StrictBool = False
 
 
 def _properties(registry: Registry[Any], reference: str) -> dict[str, Any]:
     entry = registry[reference]
     if registry is PROPAGATION_RULES:
-        return {name: getattr(entry, name) for name in _PROPERTIES} | {"options": [f.name for f in fields(entry)]}
+        names = [f.name for f in fields(_RuleProperties) if f.name != "options"]
+        return {name: getattr(entry, name) for name in names} | {"options": [f.name for f in fields(entry)]}
     own = fields(entry)[1:] if registry.record is not None else ()  # the first field is the function
     return {field.name: getattr(entry, field.name) for field in own}
 
@@ -112,10 +128,11 @@ def _entry(registry: Registry[Any], reference: str, properties: Mapping[str, Any
         raise ConfigError(f"{registry.key}: {reference}: its file is not loaded")
 
     if registry is PROPAGATION_RULES:
-        known = {name: properties[name] for name in _PROPERTIES if name in properties}
-        names = [(name, Any, field(default=None)) for name in properties.get("options", ())]
-        members = {"name": reference, "credit": unloaded, "make_threshold": unloaded, **known}
-        return make_dataclass("RecordedRule", names, bases=(Rule,), namespace=members, frozen=True)
+        members: dict[str, Any] = vars(TypeAdapter(_RuleProperties).validate_python(properties))
+        expect_free_names(members["options"], f"recorded properties: {registry.key}")
+        options = [(name, Any, field(default=None)) for name in members.pop("options")]
+        members |= {"name": reference, "credit": unloaded, "make_threshold": unloaded}
+        return make_dataclass("RecordedRule", options, bases=(Rule,), namespace=members, frozen=True)
     if registry.record is None:
         return lambda team, **_: _UnloadedThreshold({}, 0.0, unloaded)
     function = fields(registry.record)[0].name

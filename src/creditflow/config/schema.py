@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import copy
+import re
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from creditflow._utils.sections import schema_of
 from creditflow.config.algorithm import rule_model
+from creditflow.config.loading import load_recipe
 from creditflow.config.presets import PRESETS
 from creditflow.config.recipe import Config
-from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES, RULE
+from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES, RULE, Rule
+from creditflow.registry import is_file_reference
 
 _INTERPOLATION = {"type": "string", "pattern": r"\$\{"}
 
 
-def json_schema() -> dict[str, Any]:
-    """The JSON Schema (2020-12) of a recipe file.
+def json_schema(recipe: Path | None = None) -> dict[str, Any]:
+    """The JSON Schema (2020-12) of a recipe file, with the installed rules and those of files that `recipe` names.
 
     Every section may be empty, every value may be an interpolation such as `${recipe.operations}`, and no key is
     required, because a recipe may extend another one.
     """
-    schema = copy.deepcopy(schema_of(Config))
-    _describe_credit(schema)
+    schema, rules = copy.deepcopy(schema_of(Config)), dict(PROPAGATION_RULES.items())
+    if recipe is not None:
+        credit = load_recipe(recipe).config.credit
+        rules |= {str(used.propagation): type(used.propagation) for used in (credit, credit.shadow) if used}
+    _describe_credit(schema, rules)
     schema["properties"]["extends"] = {"type": "string", "description": "The recipe that this one extends."}
     schema["$defs"]["PolicyConfig"]["properties"]["endpoint"]["anyOf"].append({"type": "string"})
     for section in (schema, *schema["$defs"].values()):
@@ -29,18 +37,25 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "creditflow recipe"}
 
 
-def _describe_credit(schema: dict[str, Any]) -> None:
+def _describe_credit(schema: dict[str, Any], rules: Mapping[str, type[Rule]]) -> None:
     """Add the rules with their options, and the names of estimators and presets."""
     properties = schema["$defs"]["AlgorithmConfig"]["properties"]
-    rules: dict[str, Any] = {
-        name: copy.deepcopy(schema_of(rule_model(rule))) for name, rule in PROPAGATION_RULES.items()
+    names: dict[str, dict[str, Any]] = {
+        name: {"type": "string", "pattern": f"(^|/){re.escape(Path(name).name)}$"}
+        if is_file_reference(name)
+        else {"const": name}
+        for name in rules
     }
+    described = []
     for name, rule in rules.items():
-        rule["properties"] = {RULE: {"const": name}, **rule["properties"]}
-        rule["required"] = [RULE]
-    named = {"anyOf": [{"enum": list(rules)}, {"type": "string", "pattern": r"\.py:|\$\{"}]}
-    other = {"type": "object", "properties": {RULE: {"type": "string", "pattern": r"\.py:|\$\{"}}}
-    properties["propagation"] |= {"anyOf": [named, *rules.values(), other]}
+        options = copy.deepcopy(schema_of(rule_model(rule)))
+        options["properties"] = {RULE: names[name], **options["properties"]}
+        described.append({**options, "required": [RULE]})
+    reference = {"type": "string", "pattern": r"\.py:|\$\{"}
+    known = [name for name in names.values() if "pattern" in name]
+    other = {**reference, "not": {"anyOf": known}} if known else reference
+    named = {"anyOf": [{"enum": list(PROPAGATION_RULES.names())}, reference]}
+    properties["propagation"] |= {"anyOf": [named, *described, {"type": "object", "properties": {RULE: other}}]}
     properties["adv_estimator"] |= {"anyOf": [{"enum": list(ADVANTAGE_ESTIMATORS.names())}, {"type": "string"}]}
     properties["preset"]["anyOf"] = [{"enum": list(PRESETS)}, {"type": "null"}]
 

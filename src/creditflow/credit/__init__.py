@@ -46,6 +46,8 @@ from creditflow.credit.analysis.linter import LintFinding, check_groups
 from creditflow.credit.analysis.metrics import unreached_agents
 from creditflow.credit.assignment import Assignment, assign
 from creditflow.credit.records import (
+    OUTCOME,
+    SIGNAL,
     Advantage,
     Credit,
     CreditOptions,
@@ -64,6 +66,8 @@ from creditflow.credit.rules.base import OutcomeRule, ScoreRule
 from creditflow.credit.thresholds.base import BatchStats, Threshold, make_threshold, threshold_kind
 
 __all__ = [
+    "OUTCOME",
+    "SIGNAL",
     "Advantage",
     "Assignment",
     "BatchStats",

@@ -5,7 +5,7 @@ A stage is a function from records to one record. `creditflow.credit.assignment`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar
@@ -47,8 +47,13 @@ Factors = tuple[Floats, Floats, Floats, Floats]
 
 
 def option(default: Any, *, at_least: float | None = None, at_most: float | None = None) -> Any:
-    """A field of a rule or of `CreditOptions`: an option of a recipe, with its bounds."""
+    """A field of a rule or of `CreditOptions`: an option of a recipe, with its bounds.
+
+    Raises ConfigError for a default outside of them.
+    """
     bounds = {"ge": at_least, "le": at_most}
+    if not (at_least is None or default >= at_least) or not (at_most is None or default <= at_most):
+        raise ConfigError(f"option: expected a default from {at_least} to {at_most}, got {default!r}")
     return field(default=default, metadata={name: bound for name, bound in bounds.items() if bound is not None})
 
 
@@ -179,8 +184,7 @@ def propagation_rule(name: str) -> Callable[[R], R]:
                 f"algorithm.propagation: {name}: expected a class derived from Rule, with @dataclass(frozen=True) "
                 f"below @propagation_rule, got {getattr(rule, '__name__', repr(rule))}"
             )
-        if RULE in vars(rule)["__dataclass_fields__"]:
-            raise ConfigError(f"algorithm.propagation: {name}: the field {RULE!r} is the key of its name; rename it")
+        expect_free_names([f.name for f in fields(rule)], f"algorithm.propagation: {name}")
         rule.name = name
         PROPAGATION_RULES.declare(name, rule, rule)
         return rule
@@ -204,6 +208,16 @@ def advantage_estimator(name: str, **properties: Any) -> Callable[[F], F]:
 
 RULE = "rule"
 """The key of the rule's name in `algorithm.propagation`."""
+
+
+def expect_free_names(options: Iterable[str], key: str) -> None:
+    """Raise ConfigError for an option of a rule with the name of a property of rules."""
+    for option in options:
+        if option == RULE or hasattr(Rule, option):
+            raise ConfigError(
+                f"{key}: the field {option!r} has a meaning of its own: rename the option, or declare the property as "
+                "ClassVar"
+            )
 
 
 def make_rule(spec: str | Mapping[str, Any] | Rule) -> Rule:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from creditflow._utils.loading import is_reference, load_object
+from creditflow._utils.tracebacks import located
 from creditflow.credit.records import CreditOptions, make_rule
 from creditflow.credit.rules.base import SharingRule
 from creditflow.credit.thresholds.base import BatchStats, Threshold
@@ -34,6 +35,9 @@ ACTIONS = WARN, SET_THRESHOLD, FALLBACK, RESTORE, STOP = (
     *("warn", "set_threshold", "fallback_identical"),
     *("restore_checkpoint", "stop"),
 )
+_EXPECTED = "expected a class of options with look, state_dict and load_state_dict"
+FALLBACK_RULE = "identical"
+"""The propagation rule of a fallback."""
 _COMMON_OPTIONS = ("kind", "metric", "over", "action", "cool_down", "to", "unless")
 """Options of every rule; the others belong to its kind."""
 _OF_GATES = ("propagation/pass_rate", "propagation/threshold", "propagation/forced_open", "credit/gated_off")
@@ -204,9 +208,8 @@ class Guard:
             for option, metric in (("metric", rule.metric), ("over", rule.over), ("unless.metric", unless)):
                 if metric is not None:
                     expect_known(metric, names, f"{KEY}.{rule.name}.{option}")
-        gated = options.propagation.gated
-        watched = [rule for rule in entries if gated or not rule.metric.startswith(_OF_GATES)]
-        return cls([_possible(rule, options, has_outcome=has_outcome) for rule in watched])
+        idle = without_gates(rules, options)
+        return cls([_possible(rule, options, has_outcome=has_outcome) for rule in entries if rule.name not in idle])
 
     @property
     def fallback(self) -> bool:
@@ -276,9 +279,9 @@ class Guard:
         """The credit options in force."""
         if not self.fallback:
             return options
-        # `identical` has a baseline, so an estimator without one makes way for GRPO.
+        # The rule has a baseline, so an estimator without one makes way for GRPO.
         estimator = "grpo" if options.estimator.relative else options.adv_estimator
-        return replace(options, propagation=make_rule("identical"), adv_estimator=estimator)
+        return replace(options, propagation=make_rule(FALLBACK_RULE), adv_estimator=estimator)
 
     def threshold(self, threshold: Threshold) -> Threshold:
         """The threshold in force."""
@@ -341,6 +344,14 @@ class Capped:
         return metrics | {name: min(metrics[name], self.cap) for name in thetas}
 
 
+def without_gates(rules: Mapping[str, Any], options: CreditOptions) -> list[str]:
+    """The names of the rules that watch gates, if the propagation rule has none."""
+    metrics = {name: rule.get("metric") for name, rule in rules.items() if isinstance(rule, Mapping)}
+    return [
+        name for name, metric in metrics.items() if not options.propagation.gated and str(metric).startswith(_OF_GATES)
+    ]
+
+
 def specs(rules: Mapping[str, Any], folder: Path | None = None) -> list[RuleSpec]:
     """The rules in `guard.rules`; null entries are left out.
 
@@ -376,6 +387,8 @@ def _spec(name: str, options: Any, folder: Path | None) -> RuleSpec | None:
         if folder is None:
             return None
         entry = load_object(kind, folder, f"{key}.kind")
+        if not callable(entry):
+            raise ConfigError(f"{key}.kind: {kind}: {_EXPECTED}, got {type(entry).__name__}")
     elif kind in GUARD_RULES.names():
         entry = GUARD_RULES[kind]
     else:
@@ -386,9 +399,13 @@ def _spec(name: str, options: Any, folder: Path | None) -> RuleSpec | None:
 
     def make() -> GuardRule:
         try:
-            rule: GuardRule = entry(**own)
+            rule = entry(**own)
         except ConfigError as error:
             raise ConfigError(f"{key}.{error}" if ":" in str(error) else f"{key}: {error}") from None
+        except Exception as error:  # whatever the user's kind raises
+            raise ConfigError(located(error, f"{key}: {kind}: {type(error).__name__}: {error}")) from error
+        if not isinstance(rule, GuardRule):
+            raise ConfigError(f"{key}.kind: {kind}: {_EXPECTED}, got {type(rule).__name__}")
         return rule
 
     limit = getattr(make(), "limit", None)

@@ -21,6 +21,7 @@ from creditflow.monitoring.catalog import Metric, Names, described
 from creditflow.monitoring.notices import failure_summary, idle_gate_summary, rollout_summary
 from creditflow.reports.index import PER_E, Index
 from creditflow.reports.plugin_tables import plugin_tables
+from creditflow.reports.text import in_yaml
 from creditflow.runs import Ledger
 from creditflow.runs.run_folder import torn_lines
 
@@ -107,7 +108,8 @@ _EVENTS = 1000
 
 def head(ledger: Ledger, index: Index) -> dict[str, Any]:
     """The run's identity and progress."""
-    run = ledger.run
+    run, prefix = ledger.run, f"{KEY}."
+    rule = {key.removeprefix(prefix): of for key, of in settings(ledger).items() if key.startswith(prefix)}
     counted = index.ask(
         "SELECT count(*) AS trajectories, avg(ended_right::INT) AS ended_right, sum(n_steps)::BIGINT AS steps "
         "FROM trajectories"
@@ -115,6 +117,7 @@ def head(ledger: Ledger, index: Index) -> dict[str, Any]:
     return {
         **{key: run[key] for key in _FACTS if run.get(key) is not None},
         **counted,
+        "rule": in_yaml(rule) if rule else None,
         "name": ledger.path.resolve().name,
         "training_steps": len(ledger.steps),
         "indexed": len(index.taken),

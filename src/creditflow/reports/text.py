@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 SHOWN = 20_000
 """Maximum characters of a text in the page; longer ones are cut and marked."""
@@ -24,6 +25,13 @@ def plain(text: str, limit: int | None = None) -> str:
     cut = text if limit is None or len(text) <= limit else text[:limit]
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in cut)
     return shown if cut is text else f"{shown}... ({len(text):,} characters)"
+
+
+def in_yaml(value: Any) -> str:
+    """A value of a recipe as YAML in one line."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {in_yaml(part)}' for key, part in value.items())}}}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def counted(n: int, noun: str, plural: str = "") -> str:

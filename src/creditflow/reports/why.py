@@ -12,7 +12,7 @@ import numpy as np
 from creditflow.credit import Assignment, Explanation
 from creditflow.credit.analysis.explain import Operation
 from creditflow.data import RIGHT, TRAJECTORY_STATUSES, Score, TrajectoryBatch
-from creditflow.reports.text import aligned, number, plain
+from creditflow.reports.text import aligned, in_yaml, number, plain
 
 _SHOWN = 400
 """Maximum characters of a prompt or response."""
@@ -31,12 +31,17 @@ def step_head(assignment: Assignment, s: int, training_step: int) -> list[str]:
         f"{uses}",
         f"training step {training_step}, policy {plain(batch.policy_names[batch.policy_of_step[s]])}, version "
         f"{batch.policy_version[s]}",
+        _rule_line(assignment),
         f"prompt:   {plain(batch.prompts[s], _SHOWN)}",
         f"response: {plain(batch.responses[s], _SHOWN)}",
     ]
     scores = batch.raw_scores[s]
     lines += [f"{'scores:  ' if i == 0 else '         '} {_score(*of)}" for i, of in enumerate(scores.items())]
     return lines if scores else [*lines, "scores:   no reward function scored this step"]
+
+
+def _rule_line(assignment: Assignment) -> str:
+    return f"rule: {plain(in_yaml(assignment.options.propagation.spec()))}"
 
 
 def tree(explanation: Explanation) -> list[str]:
@@ -119,7 +124,7 @@ def worth_a_look_lines(assignment: Assignment, training_step: int) -> list[str]:
         _, agent, _, _, score, _, credit, advantage, _ = _step_row(assignment, batch, s)
         rows.append((plain(batch.step_ids[s]), agent, score, credit, advantage, reason))
     title = f"training step {training_step}: {batch.n_steps:,} steps of {batch.n_trajectories:,} trajectories"
-    return [title, "", *aligned(rows, left=range(len(head)))]
+    return [title, _rule_line(assignment), "", *aligned(rows, left=range(len(head)))]
 
 
 def trajectory_lines(

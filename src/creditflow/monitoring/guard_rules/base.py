@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from creditflow.errors import ConfigError
 from creditflow.registry import Registry
@@ -47,6 +47,7 @@ class Limit:
     """The unit of the bound. Only bounds of the same scale can contradict each other."""
 
 
+@runtime_checkable
 class GuardRule(Protocol):
     """The interface of every kind, built-in or user-defined. One rule watches one metric.
 

@@ -151,7 +151,7 @@
     told = overview;
     const run = told.run, last = (name) => told.curves[name]?.points.at(-1)?.[1];
     $("title").textContent = `creditflow: ${run.name}`;
-    $("facts").textContent = [run.recipe, run.engine && `engine ${run.engine}`, run.seed !== undefined && `seed ${run.seed}`, run.started && `started ${run.started}`, run.recredited_from && `recredited: ${JSON.stringify(run.changed)}`, live && `live, ${run.indexed} of ${run.training_steps} training steps indexed`].filter(Boolean).join(" · ");
+    $("facts").textContent = [run.recipe, run.engine && `engine ${run.engine}`, run.rule, run.seed !== undefined && `seed ${run.seed}`, run.started && `started ${run.started}`, run.recredited_from && `recredited: ${JSON.stringify(run.changed)}`, live && `live, ${run.indexed} of ${run.training_steps} training steps indexed`].filter(Boolean).join(" · ");
     const tiles = [["training steps", count(run.training_steps)], ["trajectories", count(run.trajectories)], ["steps", count(run.steps)], ["trajectories that ended right", percent(run.ended_right)], ["val pass@1, last", number(last("val/pass_at_1"))], ["step errors, last validation", number(last("val/step_error_rate"))], ["guard events", count(told.events.length)]];
     findings();
     $("left-out").replaceChildren(...told.left_out.map((text) => el("p", { class: "note" }, el("b", {}, "Incomplete: "), text)));
