@@ -8,7 +8,7 @@ from creditflow.data import Score
 from creditflow.rewards import RewardFunction, RewardManager
 from creditflow.rewards.cache import Cache, Keys
 from creditflow.rewards.entries import RewardFunctionConfig, load_reward_functions
-from creditflow.rewards.execution.calls import Returned, RewardCall
+from creditflow.rewards.execution.calls import PlacedScore, Returned, RewardCall
 from tests.rewards.trajectories import a_trajectory, load
 
 
@@ -20,6 +20,10 @@ def counting(value=0.5, **kwargs):
         return value() if callable(value) else value
 
     return asked, RewardFunction("f", **{"level": "step", "call": call, "version": "v1", "identity": "f", **kwargs})
+
+
+def returned(value):
+    return Returned((PlacedScore(Score(value)),))
 
 
 def score(manager, *trajectories):
@@ -111,10 +115,10 @@ def test_uncached_inputs_are_called_every_time(info, size):
 def test_least_recently_used_answer_is_evicted_first():
     cache = Cache(22)
     keys = [("v", str(i)) for i in range(3)]
-    cache.put(keys[0], Returned(0.0))
-    cache.put(keys[1], Returned(0.1))
-    assert cache.get(keys[0]) == Returned(0.0)
-    cache.put(keys[2], Returned(0.2))
+    cache.put(keys[0], returned(0.0))
+    cache.put(keys[1], returned(0.1))
+    assert cache.get(keys[0]) == returned(0.0)
+    cache.put(keys[2], returned(0.2))
     assert [cache.get(key) is not None for key in keys] == [True, False, True]
 
 
@@ -179,10 +183,10 @@ def test_arrays_that_look_alike_are_distinct(one, other):
 def test_cache_capacity_counts_numbers():
     cache = Cache(1000)
     for i in range(100):
-        cache.put(("k", str(i)), Returned(tuple([0.5] * 40)))
+        cache.put(("k", str(i)), returned((0.5,) * 40))
     held = [i for i in range(100) if cache.get(("k", str(i)))]
     assert held == list(range(80, 100))  # 50 numbers each: the values, and ten for the entry
-    cache.put(("k", "large"), Returned(tuple([0.5] * 2000)))
+    cache.put(("k", "large"), returned((0.5,) * 2000))
     assert cache.get(("k", "large")) is None
 
 

@@ -12,9 +12,8 @@ import marshal
 from collections import OrderedDict
 from dataclasses import replace
 
-from creditflow.data import Score, Step, Trajectory
-from creditflow.rewards.execution.calls import Returned, RewardCall
-from creditflow.rewards.values import ByAgent, Plain
+from creditflow.data import Step, Trajectory
+from creditflow.rewards.execution.calls import PlacedScore, Returned, RewardCall
 
 _MARSHAL = 2
 """The last marshal version that writes equal values as equal bytes, whether or not they are the same objects."""
@@ -29,7 +28,7 @@ class Cache:
     def __init__(self, size: int) -> None:
         self.size = size
         """Capacity in numbers, over all entries; an entry takes ten more than it holds."""
-        self._values: OrderedDict[Key, Plain] = OrderedDict()
+        self._values: OrderedDict[Key, tuple[PlacedScore, ...]] = OrderedDict()
         self._held = 0
 
     def get(self, key: Key) -> Returned | None:
@@ -42,10 +41,10 @@ class Cache:
     def put(self, key: Key, returned: Returned) -> None:
         """Store a result, and evict the oldest entries beyond the capacity."""
         self._forget(key)
-        if _weight(returned.value) > self.size:  # would evict everything, itself included
+        if _weight(returned.scores) > self.size:  # would evict everything, itself included
             return
-        self._values[key] = returned.value
-        self._held += _weight(returned.value)
+        self._values[key] = returned.scores
+        self._held += _weight(returned.scores)
         while self._held > self.size:
             self._forget(next(iter(self._values)))
 
@@ -54,13 +53,9 @@ class Cache:
             self._held -= _weight(self._values.pop(key))
 
 
-def _weight(value: Plain) -> int:
-    inner = value.value if isinstance(value, Score) else value
-    if isinstance(value, ByAgent):
-        inner = tuple(item for _, item in value.values)
-    return _OVERHEAD + (
-        sum(map(_weight, inner)) - _OVERHEAD * len(inner) + len(inner) if isinstance(inner, tuple) else 0
-    )
+def _weight(scores: tuple[PlacedScore, ...]) -> int:
+    values = (placed.score.value for placed in scores)
+    return _OVERHEAD + sum(len(value) if isinstance(value, tuple) else 1 for value in values)
 
 
 class Keys:
@@ -78,7 +73,14 @@ class Keys:
             inputs, place = self._digest(call.trajectory), "" if call.step is None else str(call.step.index)
         else:
             inputs, place = _own_key(call), ""
-        return None if inputs is None else (function.identity, function.version, function.level, place, inputs)
+        return (
+            None
+            if inputs is None
+            else (
+                *(function.identity, function.version, function.level, str(function.range)),
+                *(place, inputs),
+            )
+        )
 
     def _digest(self, trajectory: Trajectory) -> str | None:
         if id(trajectory) not in self._digests:

@@ -12,9 +12,9 @@ from typing import Any
 
 from creditflow.data import Score, Step
 from creditflow.rewards.execution.calls import Returned, RewardCall
-from creditflow.rewards.execution.inline import run_on_loop
+from creditflow.rewards.execution.inline import returned_by, run_on_loop
 from creditflow.rewards.registry import Composition, RewardFunction, combinator
-from creditflow.rewards.scores import mean_value, of_step, to_score
+from creditflow.rewards.scores import failed_score, mean_value
 from creditflow.rewards.values import NotApplicable
 
 Plan = Generator[list[RewardCall], list[Returned], Returned]
@@ -30,10 +30,10 @@ def plan(call: RewardCall) -> Plan:
     try:
         score: Score = yield from composition.rule(call)
     except _PartFailedError as failure:
-        return Returned(Score(0.0, status=failure.score.status, reason=failure.reason))
+        score = Score(0.0, status=failure.score.status, reason=failure.reason)
     except _NoPartAppliesError:
-        return Returned(NotApplicable())
-    return Returned(score)
+        return Returned()
+    return returned_by(call, score)
 
 
 def in_rounds(plans: Sequence[Plan]) -> Generator[list[RewardCall], list[Returned], list[Returned]]:
@@ -74,7 +74,7 @@ async def call_here(function: RewardFunction, *arguments: Any) -> object:
 
     step = arguments[0] if len(arguments) > 1 else None
     (returned,) = await answer([RewardCall(function, arguments[-1], step)], run)
-    return returned.value
+    return returned.scores[0].score if returned.scores else NotApplicable()
 
 
 class _PartFailedError(Exception):
@@ -99,11 +99,14 @@ def _ask(
 
 
 def _score(call: RewardCall, returned: Returned, step: Step | None) -> Score | None:
-    if isinstance(returned.value, NotApplicable):
+    if not returned.applies:
         return None
-    if call.function.level == "trajectory" and step is not None:
-        returned = of_step(call, returned, step)
-    return to_score(call.function, returned, step)
+    scores = {placed.place: placed.score for placed in returned.scores}
+    if any(isinstance(place, str) for place in scores):
+        reason = "expected one number of a part, got outcomes by agent, which cannot be combined"
+        return failed_score(call.function, Returned(error=reason))
+    place = step.index if call.function.level == "trajectory" and step is not None else None
+    return scores.get(place) or failed_score(call.function, returned)
 
 
 def _needed(

@@ -25,8 +25,7 @@ from creditflow.rewards.compose import answer
 from creditflow.rewards.execution.calls import Backend, Returned, RewardCall
 from creditflow.rewards.execution.inline import run_on_loop, together
 from creditflow.rewards.registry import Level, RewardFunction, leaves
-from creditflow.rewards.scores import make_score, mean_value, not_applicable, numbers_of, scores_of, to_score
-from creditflow.rewards.values import NotApplicable
+from creditflow.rewards.scores import failed_score, mean_value, scores_of
 from creditflow.rollout.client import PolicyView
 
 _SHOWN_REASONS = 3
@@ -281,18 +280,22 @@ class RewardManager:
                 continue
             for function in functions:
                 if function.level == "outcome" and (reason := _no_outcome(trajectory)):
-                    scored.append((RewardCall(function, trajectory), make_score(function, function.range[0], reason)))
+                    score = replace(
+                        failed_score(function, Returned(error=reason)), value=function.range[0], status="ok"
+                    )
+                    scored.append((RewardCall(function, trajectory), score))
                 else:
-                    own_calls, failed = _calls(function, trajectory)
+                    own_calls, unmatched = _calls(function, trajectory)
                     calls += own_calls
-                    scored += failed
+                    scored += unmatched
         ran = _CallLog(progress)
         for call, returned in zip(calls, await self._answer(calls, ran), strict=True):
             scored += scores_of(call, returned)
-            if isinstance(returned.value, NotApplicable):
+            if not returned.applies:
                 ran.skipped.append(call)
-                if call.step is None:
-                    call.trajectory.outcome, call.trajectory.outcomes = not_applicable(call.function), {}
+                if call.step is None:  # masked, since an outcome of 0 would be a reward
+                    masked = Returned(error="does not apply: the function returned None")
+                    call.trajectory.outcome, call.trajectory.outcomes = failed_score(call.function, masked), {}
         for call, score in scored:
             if call.agent is not None:
                 call.trajectory.outcomes[call.agent] = score
@@ -408,8 +411,10 @@ class _CallLog:
         self.seconds[id(call.function)] += returned.seconds
 
     def add_numbers(self, call: RewardCall, returned: Returned) -> None:
-        for name, value in numbers_of(call, returned):
-            self.numbers[id(call.function)][name].append(value)
+        wanted = None if call.steps is None else {step.index for step in call.steps}
+        for placed in returned.scores:
+            for name, value in placed.numbers if wanted is None or placed.place in wanted else ():
+                self.numbers[id(call.function)][name].append(value)
 
     def answered(self) -> None:
         """Count a result, from any thread."""
@@ -430,9 +435,7 @@ def _calls(function: RewardFunction, trajectory: Trajectory) -> tuple[list[Rewar
             if function.matches(step):
                 matching.append(step)
         except RewardError as error:
-            failed.append(
-                (RewardCall(function, trajectory, step), to_score(function, Returned(error=str(error)), step))
-            )
+            failed.append((RewardCall(function, trajectory, step), failed_score(function, Returned(error=str(error)))))
     if function.level == "step":
         return [RewardCall(function, trajectory, step) for step in matching], failed
     return ([RewardCall(function, trajectory, steps=tuple(matching))] if matching else []), failed

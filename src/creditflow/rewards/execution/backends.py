@@ -1,18 +1,18 @@
-"""The registry of the back ends that run reward functions."""
+"""The back ends that run reward functions, by name."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from creditflow.errors import ConfigError, did_you_mean
-from creditflow.rewards.execution import inline, processes, ray_actors
 from creditflow.rewards.execution.calls import Backend, BackendOptions
+from creditflow.rewards.execution.processes import WorkerPool
+from creditflow.rewards.execution.ray_actors import RayBackend
 from creditflow.rewards.registry import RewardFunction, leaves
 
 __all__ = ["BACKENDS", "BackendOptions", "make_backend"]
 
-BACKENDS = {record.name: record for record in (processes.BACKEND, ray_actors.BACKEND, inline.BACKEND)}
-"""The back ends by name."""
+BACKENDS = ("process", "ray", "inline")
 
 
 def make_backend(
@@ -24,6 +24,11 @@ def make_backend(
     None): the manager's own thread, without time-outs, for debugging.
     Raises ConfigError for an unknown name, RewardError if a function cannot be sent to another process.
     """
-    if name not in BACKENDS:
-        raise ConfigError(f"reward.backend: expected {', '.join(BACKENDS)}, got {name!r}{did_you_mean(name, BACKENDS)}")
-    return BACKENDS[name].create(list(leaves(functions)), options or BackendOptions())
+    options, parts = options or BackendOptions(), list(leaves(functions))
+    if name == "process":
+        return WorkerPool(parts, options.workers, options.timeout)
+    if name == "ray":
+        return RayBackend(parts, options)
+    if name == "inline":
+        return None
+    raise ConfigError(f"reward.backend: expected {', '.join(BACKENDS)}, got {name!r}{did_you_mean(name, BACKENDS)}")

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
+
+from pydantic import ConfigDict
 
 from creditflow._utils.awaits import lacks_await
 from creditflow._utils.tracebacks import location, traceback_text
-from creditflow.data import Step, Trajectory
+from creditflow.data import Score, Step, Trajectory
 from creditflow.rewards.registry import RewardFunction
-from creditflow.rewards.values import REASON_CHARACTERS, Plain
+from creditflow.rewards.values import REASON_CHARACTERS
 
 Answered = Callable[[], None]
 _MOST_WORKERS = 8
@@ -40,10 +42,23 @@ class RewardCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Returned:
-    """Result of a call: a value (see `values.taken`) or an error."""
+class PlacedScore:
+    """One of the scores that a call returned, without the function's weight and version."""
 
-    value: Plain = None
+    score: Score
+    place: int | str | None = None
+    """The index of a step, the name of an agent, or None: the step or trajectory of the call."""
+    numbers: tuple[tuple[str, float], ...] = ()
+    """Numbers that were returned beside the score, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """Result of a call: scores or an error. Neither: the function does not apply to its input."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, allow_inf_nan=False)
+
+    scores: tuple[PlacedScore, ...] = ()
     error: str = ""
     seconds: float = 0.0
     timed_out: bool = False
@@ -54,6 +69,11 @@ class Returned:
     def raised(cls, error: BaseException, seconds: float = 0.0) -> Returned:
         """The result of a call that ended with an exception."""
         return cls(error=describe(error), seconds=seconds, traceback=traceback_text(error))
+
+    @property
+    def applies(self) -> bool:
+        """Whether the function applies to its input."""
+        return bool(self.scores or self.error)
 
 
 class Backend(Protocol):
@@ -96,19 +116,6 @@ class BackendOptions:
     def workers(self) -> int:
         """The resolved number of workers."""
         return min(_MOST_WORKERS, len(os.sched_getaffinity(0))) if self.num_workers is None else self.num_workers
-
-
-@dataclass(frozen=True, slots=True)
-class RewardBackend:
-    """The record of a back end that runs reward functions."""
-
-    name: str
-    """Value of `reward.backend`."""
-    create: Callable[[Sequence[RewardFunction], BackendOptions], Backend | None]
-    """Create the back end for these functions; None: the manager runs them itself.
-
-    Raises RewardError if a function cannot be sent to another process.
-    """
 
 
 def describe(error: BaseException) -> str:

@@ -11,8 +11,8 @@ from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from creditflow.rewards.execution.calls import Answered, Returned, RewardBackend, RewardCall, too_late
-from creditflow.rewards.values import taken
+from creditflow.rewards.execution.calls import Answered, Returned, RewardCall, too_late
+from creditflow.rewards.scores import UnusableError, scores_in
 
 T = TypeVar("T")
 _UNWINDING_S = 5.0
@@ -51,12 +51,20 @@ def run_plain(call: RewardCall) -> Returned:
     """Call the function in this thread."""
     start = time.perf_counter()
     try:
-        value = taken(call.function.call(*call.arguments))
+        returned = returned_by(call, call.function.call(*call.arguments))
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # SystemExit and other subclasses of BaseException must not end the run
-        return Returned.raised(error, time.perf_counter() - start)
-    return Returned(value, seconds=time.perf_counter() - start)
+        returned = Returned.raised(error)
+    return replace(returned, seconds=time.perf_counter() - start)
+
+
+def returned_by(call: RewardCall, value: object) -> Returned:
+    """The result of a call that returned `value`."""
+    try:
+        return Returned(scores_in(call, value))
+    except UnusableError as error:
+        return Returned(error=str(error))
 
 
 async def _await(call: RewardCall, timeout: float) -> Returned:
@@ -82,7 +90,7 @@ async def _value(call: RewardCall) -> Returned:
     """The call's value, or an error. asyncio passes some exceptions of a task through the loop: none may leave it."""
     try:
         returned = call.function.call(*call.arguments)
-        return Returned(taken(await returned if hasattr(returned, "__await__") else returned))
+        return returned_by(call, await returned if hasattr(returned, "__await__") else returned)
     except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:  # as above
@@ -97,6 +105,3 @@ async def together(running: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     finally:
         for task in tasks:
             task.cancel()
-
-
-BACKEND = RewardBackend("inline", lambda functions, options: None)

@@ -1,7 +1,7 @@
 """Worker processes that run reward functions, with time-outs that end the work.
 
-Each worker has a thread that drives it: it sends batches of calls, takes each answer as it comes, and kills the worker
-when its current call takes too long or prints too much.
+Each worker has a thread that drives it: it takes a batch of calls, records each answer as it comes, and kills the
+worker when its current call takes too long. A call whose worker dies is made once more.
 
 A library's pool does not fit: `concurrent.futures` cannot end a call and breaks as a whole when one worker dies; pools
 that do end calls (pebble) apply one time-out to a whole batch, and batches make calls of a millisecond worth sending.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import select
+import pickle
 import signal
 import socket
 import subprocess
@@ -19,79 +19,150 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
-from creditflow.rewards.execution import worker
-from creditflow.rewards.execution.calls import Answered, Returned, RewardBackend, RewardCall, too_late
-from creditflow.rewards.execution.scheduler import START_TIMEOUT_S, HostDiedError, Pool, StartError
+from creditflow.rewards.execution.calls import Answered, Returned, RewardCall, too_late
 from creditflow.rewards.execution.wire import (
-    FrameReader,
-    TooLongError,
     TransferError,
     UnreadableAnswerError,
     pack_calls,
+    pack_functions,
     unpack_returned,
-    write_frame,
 )
 from creditflow.rewards.registry import RewardFunction
 
-MAX_PRINTED = 1 << 20
-"""Bytes that one call may print."""
-MAX_ANSWER = 64 << 20
-"""Maximum bytes of one answer."""
-_POLL_S = 0.2
-"""Seconds between a thread's checks for cancellation."""
-_FEW, _BREATH_S = 4, 0.004
-"""While its worker has more than a few calls left, a thread pauses between its checks: each check costs a tenth of a
-millisecond that the workers could use.
+_PROGRAM = "creditflow.rewards.execution.worker"
+START_TIMEOUT_S = 120.0
+"""Seconds for a worker to start and import the functions' modules, and to read a batch; torch alone may take half a
+minute on a busy machine.
 """
+BATCH = (16, 64)
+"""Minimum (if there are enough calls) and maximum number of calls in a batch."""
+MAX_PRINTED, MAX_ANSWER = 1 << 20, 64 << 20
+"""Maximum bytes that one call may print, and of one answer."""
+_ATTEMPTS = 2
+"""Tries of a call whose worker dies, and of starting a worker."""
 _LAST_WORDS_S = 1.0
 """Seconds that a worker may take to exit after it closed its connection: only then is its exit code known."""
-_KEPT_OUTPUT = 400
-_SHOWN_OUTPUT = 4_000
+_KEPT_OUTPUT, _SHOWN_OUTPUT = 400, 4_000
 
 
-class _MustEndError(Exception):
-    """The worker must be ended because of its current call; the message is the reason of that call's score."""
+class _StartError(Exception):
+    """A worker died before it could run a call."""
 
 
-class _StoppedError(Exception):
-    """The scoring was cancelled."""
+class _Job:
+    """The calls of one scoring, which the threads of the workers share."""
+
+    def __init__(self, calls: Sequence[RewardCall], n_workers: int, answered: Answered) -> None:
+        self.calls = calls
+        self.returned: dict[int, Returned] = {}
+        self.deaths = Counter[int]()
+        """Number of workers that died in each call."""
+        self.failed_starts = 0
+        """Number of starts that failed since the last answer."""
+        self.stopped = False
+        self._answered = answered
+        self._queue = deque(batches(range(len(calls)), n_workers))
+        self._changed = threading.Condition()
+
+    def take(self) -> deque[int]:
+        """The next batch, by the calls' numbers; empty at the end. Waits for calls that other threads may give back."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self.stopped or len(self.returned) == len(self.calls))
+            return deque(self._queue.popleft() if self._queue and not self.stopped else ())
+
+    def give_back(self, numbers: Iterable[int]) -> None:
+        """Put calls at the front of the queue, each alone."""
+        with self._changed:
+            self._queue.extendleft([number] for number in reversed([*numbers]))
+            self._changed.notify_all()
+
+    def answer(self, number: int, returned: Returned) -> None:
+        """Record the first result of a call."""
+        with self._changed:
+            is_first = self.returned.setdefault(number, returned) is returned
+            self.failed_starts = 0
+            self._changed.notify_all()
+        if is_first:
+            self._answered()
+
+    def stop(self) -> None:
+        """Let the threads end."""
+        with self._changed:
+            self.stopped = True
+            self._changed.notify_all()
 
 
-class _Echo:
-    """Passes on the output of functions to stderr, up to a limit per scoring."""
+class _Output(threading.Thread):
+    """Shows the beginning of a worker's output on stderr, keeps the end, and kills a worker that prints too much."""
 
-    def __init__(self) -> None:
-        self.shown = 0
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        super().__init__(daemon=True)
+        self.process = process
+        self.printed, self.tail = 0, b""
+        """Count and end of the current call's output."""
+        self.start()
 
-    def __call__(self, output: bytes) -> None:
-        if not output or self.shown > _SHOWN_OUTPUT:
-            return
-        text = output[: _SHOWN_OUTPUT - self.shown].decode(errors="replace")
-        self.shown += len(output)
-        more = "" if self.shown <= _SHOWN_OUTPUT else "\n(reward functions printed more than is shown)\n"
-        print(text, end=more, file=sys.stderr, flush=True)
+    @property
+    def is_too_long(self) -> bool:
+        """Whether the current call has printed too much."""
+        return self.printed > MAX_PRINTED
+
+    def run(self) -> None:
+        assert self.process.stdout is not None
+        left = _SHOWN_OUTPUT
+        with self.process.stdout as pipe:
+            while chunk := os.read(pipe.fileno(), 1 << 16):
+                self.printed += len(chunk)
+                self.tail = (self.tail + chunk)[-_KEPT_OUTPUT:]
+                if self.is_too_long:
+                    self.process.kill()
+                if left > 0:
+                    more = "" if len(chunk) <= left else "\n(reward functions printed more than is shown)\n"
+                    print(chunk[:left].decode(errors="replace"), end=more, file=sys.stderr, flush=True)
+                    left -= len(chunk)
 
 
 class _Worker:
-    """A worker process, with its connection and its output."""
+    """A worker process with its connection and its output; started when it is first used, and again after its end."""
 
-    def __init__(self, echo: _Echo) -> None:
+    connection: socket.socket
+    output: _Output
+
+    def __init__(self, functions: bytes) -> None:
+        self.functions = functions
+        self.process: subprocess.Popen[bytes] | None = None
+        self.incoming = bytearray()
+        self.started = 0
+        """Processes started so far."""
+
+    @property
+    def lives(self) -> bool:
+        """Whether the process exists and has not ended."""
+        return self.process is not None and self.process.poll() is None
+
+    def start(self, job: _Job) -> None:
+        """Start the process, unless it lives. Raises _StartError."""
+        if self.lives:
+            return
+        self.end()
+        self.started += 1
         self.connection, theirs = socket.socketpair()
-        self.frames = FrameReader(self.connection, MAX_ANSWER)
-        self.echo = echo
-        self.printed = 0
-        """Bytes since the last answer."""
-        self.tail = b""
-        """The end of its output."""
         with theirs:
             # -P: as in the parent process, modules are not searched in the working directory first.
-            command = [sys.executable, "-P", "-m", worker.__name__, str(theirs.fileno()), str(os.getpid())]
+            command = [
+                sys.executable,
+                "-P",
+                "-m",
+                "creditflow.rewards.execution.worker",
+                str(theirs.fileno()),
+                str(os.getpid()),
+            ]
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -101,212 +172,106 @@ class _Worker:
                 start_new_session=True,  # so that everything that a function starts can be killed with it
                 env={"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **os.environ},
             )
-        assert self.process.stdout is not None
-        self.output: IO[bytes] | None = self.process.stdout
-        """None once the worker has closed it."""
-        os.set_blocking(self.output.fileno(), False)
-
-    def send(self, message: bytes) -> None:
-        """Send a message. Raises TimeoutError if the worker does not read it."""
-        self.connection.settimeout(START_TIMEOUT_S)
-        with suppress(BrokenPipeError, ConnectionResetError):  # reported by the next `receive`
-            write_frame(self.connection, message)
-        self.connection.settimeout(None)
-
-    def receive(self, timeout: float, stopped: threading.Event, pause: float = 0.0) -> tuple[bytes, bytes]:
-        """Wait for the kind and the content of the next message; look again `pause` seconds after it may have come.
-
-        Raises EOFError if the worker died, TimeoutError, _MustEndError, _StoppedError.
-        """
-        deadline = time.monotonic() + timeout
-        while True:
-            dead = self.process.poll() is not None
-            # Read the output first, then the answer: a worker runs ahead of its answers, and output of a later call
-            # must not count as an earlier one's. Output that no answer has followed belongs to the current call, or is
-            # at most a pipe's content of the previous one.
-            self.read_output()
-            try:
-                message = self.frames.arrived()
-            except TooLongError:
-                raise _MustEndError(f"its answer is larger than {MAX_ANSWER >> 20} MiB") from None
-            if message is not None:
-                kind, _, content = message.partition(b" ")
-                return kind + b" ", content
-            if self.printed > MAX_PRINTED:
-                raise _MustEndError(f"printed more than {MAX_PRINTED >> 20} MiB")
-            if dead:
-                raise EOFError
-            if stopped.is_set():
-                raise _StoppedError
-            if (left := deadline - time.monotonic()) <= 0:
-                raise TimeoutError
-            poll = select.poll()
-            poll.register(self.connection, select.POLLIN)
-            if self.output is not None:
-                poll.register(self.output, select.POLLIN)
-            poll.poll(1000 * min(left, _POLL_S))
-            time.sleep(pause)
-
-    def answer(self, number: int, timeout: float, stopped: threading.Event, pause: float) -> Returned:
-        """Wait for the result of a call, by its number in the batch. Raises as `receive` does."""
-        kind, content = self.receive(timeout, stopped, pause)
-        place, _, packed = content.partition(b" ")
-        if kind != worker.ANSWER or place != b"%d" % number:  # user code can write to the connection, too
-            raise _MustEndError("its answer could not be read (out of turn)")
+        self.output = _Output(self.process)
+        if job.stopped:  # the scoring may have ended just before the process began
+            self.kill()
         try:
-            returned = unpack_returned(packed)
-        except UnreadableAnswerError as error:
-            raise _MustEndError(str(error)) from error
-        self.printed, self.tail = 0, b""
-        return returned
+            error = self.send(self.functions).error
+        except (EOFError, TimeoutError) as ended:
+            error = self.end(patiently=isinstance(ended, EOFError))
+        if error:
+            self.end()
+            raise _StartError(error)
 
-    def read_output(self) -> None:
-        """Read and pass on the output that is available."""
-        chunks = []
-        while self.printed <= MAX_PRINTED and self.output is not None:
+    def send(self, message: bytes) -> Returned:
+        """Send the functions or a batch, and wait until it is read. Raises as `receive` does."""
+        self.connection.settimeout(START_TIMEOUT_S)
+        with suppress(BrokenPipeError, ConnectionResetError):  # `receive` reports it
+            self.connection.sendall(pickle.dumps(message))
+        return self.receive(START_TIMEOUT_S)
+
+    def receive(self, timeout: float) -> Returned:
+        """Wait for the next answer. Raises EOFError if the worker died, TimeoutError, UnreadableAnswerError."""
+        deadline = time.monotonic() + timeout
+        while (end := self.incoming.find(b"\n")) < 0:
+            if len(self.incoming) > MAX_ANSWER:
+                raise UnreadableAnswerError(f"its answer is larger than {MAX_ANSWER >> 20} MiB")
+            self.connection.settimeout(max(1e-3, deadline - time.monotonic()))
             try:
-                chunk = os.read(self.output.fileno(), 1 << 16)
-            except BlockingIOError:
-                break
+                chunk = self.connection.recv(1 << 20)
+            except ConnectionResetError:
+                chunk = b""
             if not chunk:
-                self.output.close()
-                self.output = None
-            self.printed += len(chunk)
-            chunks.append(chunk)
-        self.tail = b"".join([self.tail, *chunks])[-_KEPT_OUTPUT:]
-        self.echo(b"".join(chunks))
+                raise EOFError
+            self.incoming += chunk
+        line = bytes(self.incoming[:end])
+        del self.incoming[: end + 1]
+        self.output.printed, self.output.tail = 0, b""
+        return unpack_returned(line)
+
+    def kill(self) -> None:
+        """Kill the process and all processes below it. Each is stopped first, so that it starts nothing meanwhile."""
+        if self.process is None:
+            return
+        stopped, new = set[int](), {self.process.pid} if self.lives else set()
+        while new:
+            for pid in new:
+                _signal(os.kill, pid, signal.SIGSTOP)
+            stopped |= new
+            new = {child for parent in stopped for child in _children(parent)} - stopped
+        for pid in stopped:
+            _signal(os.kill, pid, signal.SIGKILL)
+        _signal(os.killpg, self.process.pid, signal.SIGKILL)
 
     def end(self, *, patiently: bool = False) -> str:
-        """Kill the worker and its descendants, and return how it ended. `patiently`: it is about to exit by itself.
+        """Kill the process and return how it ended. `patiently`: it is about to exit by itself.
 
-        If the worker exits by itself, descendants that left its session live on: they can no longer be attributed to
-        it.
+        If it exits by itself, descendants that left its session live on: they can no longer be attributed to it.
         """
+        if self.process is None:
+            return ""
         if patiently:
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(_LAST_WORDS_S)
-        self.process.send_signal(signal.SIGSTOP)  # if it lives: it must start nothing during the search for descendants
-        beneath = _descendants(self.process.pid)
-        for pid in beneath:
-            _kill(os.kill, pid)
-        _kill(os.killpg, self.process.pid)
+        self.kill()
         code = self.process.wait()
-        _await_end(beneath)
-        self.read_output()  # its last words
+        self.process = None
         self.connection.close()
-        if self.output is not None:
-            self.output.close()
+        self.incoming.clear()
+        self.output.join(_LAST_WORDS_S)
         name = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        words = self.tail.decode(errors="replace").strip().splitlines()
+        words = self.output.tail.decode(errors="replace").strip().splitlines()
         return f"{name}{f': {words[-1]}' if words else ''}"
 
 
-class _WorkerHost:
-    """The thread that drives a worker, and its worker: started at the first call, and replaced when it dies."""
-
-    def __init__(self, functions: bytes, index: dict[int, int], timeout: float, echo: _Echo) -> None:
-        self.functions = functions
-        self.index = index
-        self.timeout = timeout
-        self.echo = echo
-        self.started = 0
-        """Workers started so far."""
-        self.worker: _Worker | None = None
-        # One thread from start to end: the system kills a worker when the thread that started it ends.
-        self._thread: ThreadPoolExecutor | None = None
-
-    async def run(
-        self, calls: Sequence[RewardCall], answer: Callable[[Returned], None], stopped: threading.Event
-    ) -> None:
-        """Run the calls (see `scheduler.Host`); return early if the worker had to be ended."""
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="creditflow-rewards")
-        await asyncio.wrap_future(self._thread.submit(self._run, calls, answer, stopped))
-
-    def close(self) -> None:
-        """End the worker and the thread."""
-        if self._thread is not None:
-            self._thread.submit(self.end).result()
-            self._thread.shutdown()
-            self._thread = None
-
-    def end(self, *, patiently: bool = False) -> str:
-        """End the worker, if there is one, and return how it ended."""
-        ending, self.worker = self.worker, None
-        return "" if ending is None else ending.end(patiently=patiently)
-
-    def _run(self, calls: Sequence[RewardCall], answer: Callable[[Returned], None], stopped: threading.Event) -> None:
-        begun = time.monotonic()
-        try:
-            living = self._living(stopped)
-            self._send(living, calls, stopped)
-            for number, call in enumerate(calls):
-                begun, timeout = time.monotonic(), call.timeout(self.timeout)
-                pause = _BREATH_S if len(calls) - number > _FEW else 0.0
-                try:
-                    returned = living.answer(number, timeout, stopped, pause)
-                except TimeoutError:
-                    self.end()
-                    answer(Returned(error=too_late(timeout), seconds=time.monotonic() - begun, timed_out=True))
-                    return
-                answer(returned)
-        except (EOFError, TimeoutError) as error:  # the worker died, or does not read
-            raise HostDiedError(self.end(patiently=isinstance(error, EOFError)), at_first=True) from error
-        except _MustEndError as error:
-            self.end()
-            answer(Returned(error=str(error), seconds=time.monotonic() - begun))
-        except _StoppedError:
-            self.end()
-        except (StartError, TransferError):
-            raise
-        except BaseException:
-            self.end()
-            raise
-
-    def _living(self, stopped: threading.Event) -> _Worker:
-        """The worker, or a new one if it died while it was free. Raises StartError."""
-        if self.worker is not None and self.worker.process.poll() is None:
-            return self.worker
-        self.end()
-        self.started += 1
-        try:
-            self.worker = _Worker(self.echo)
-            self.worker.send(self.functions)
-            kind, content = self.worker.receive(START_TIMEOUT_S, stopped)
-        except (EOFError, TimeoutError) as error:
-            reason = self.end(patiently=isinstance(error, EOFError))
-            raise StartError(reason or f"it was not ready within {START_TIMEOUT_S:g} s") from error
-        except _MustEndError as error:
-            self.end()
-            raise StartError(str(error)) from error
-        if kind != worker.READY:
-            self.end()
-            raise StartError(content.decode(errors="replace"))
-        return self.worker
-
-    def _send(self, living: _Worker, calls: Sequence[RewardCall], stopped: threading.Event) -> None:
-        """Send a batch and wait until it is read. Raises TransferError."""
-        living.send(pack_calls(calls, self.index))
-        kind, content = living.receive(START_TIMEOUT_S, stopped)
-        if kind == worker.CANNOT_READ:
-            raise TransferError(content.decode(errors="replace"))
-        if kind != worker.BEGUN:
-            raise _MustEndError("its answer could not be read (out of turn)")
+def _signal(kill: Callable[[int, int], None], pid: int, number: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        kill(pid, number)
 
 
-class WorkerPool(Pool[_WorkerHost]):
+def _children(pid: int) -> Iterator[int]:
+    """The children of a process. Linux only."""
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            yield from map(int, file.read_text().split())
+
+
+class WorkerPool:
     """A backend of `n_workers` processes on this machine; they start when there is work for them, and stay.
 
     Raises RewardError if a function cannot be sent to another process.
     """
 
-    no_start, died = "the worker process cannot start", "its worker process died"
-
     def __init__(self, functions: Sequence[RewardFunction], n_workers: int, timeout: float) -> None:
-        super().__init__(functions, n_workers, {True: 0, False: n_workers})
-        self._echo = _Echo()
-        self.hosts = [_WorkerHost(self.packed, self.index, timeout, self._echo) for _ in range(n_workers)]
-        weakref.finalize(self, _end_all, self.hosts)
+        taken = [function for function in functions if self.takes(function)]
+        self.index = {id(function): i for i, function in enumerate(taken)}
+        self.timeout = timeout
+        packed = pack_functions(taken)
+        self.workers = [_Worker(packed) for _ in range(n_workers)]
+        self._jobs: list[_Job] = []
+        self._threads: ThreadPoolExecutor | None = None
+        """They stay until `close`: the system kills a worker when the thread that started it ends."""
+        weakref.finalize(self, _end_all, self.workers)
 
     def takes(self, function: RewardFunction) -> bool:
         """Accepts plain functions: async ones wait rather than work, and some must stay in the manager's process."""
@@ -314,19 +279,82 @@ class WorkerPool(Pool[_WorkerHost]):
 
     @property
     def started(self) -> int:
-        """Workers started so far."""
-        return sum(host.started for host in self.hosts)
+        """Processes started so far."""
+        return sum(worker.started for worker in self.workers)
 
     @property
     def pids(self) -> list[int]:
         """Process ids of the workers that live."""
-        workers = [host.worker for host in self.hosts]
-        return [each.process.pid for each in workers if each is not None and each.process.poll() is None]
+        return [worker.process.pid for worker in self.workers if worker.process is not None and worker.lives]
 
     async def run(self, calls: Sequence[RewardCall], answered: Answered = lambda: None) -> list[Returned]:
         """Run the calls and return their results in order."""
-        self._echo.shown = 0
-        return await super().run(calls, answered)
+        self._threads = self._threads or ThreadPoolExecutor(len(self.workers), "creditflow-rewards")
+        job = _Job(calls, len(self.workers), answered)
+        self._jobs.append(job)
+        try:
+            driving = [self._threads.submit(self._drive, worker, job) for worker in self.workers]
+            await asyncio.gather(*map(asyncio.wrap_future, driving))
+        finally:
+            self._jobs.remove(job)
+            if len(job.returned) < len(calls):
+                self._stop(job)
+        return [job.returned.get(number, Returned(error="was cancelled")) for number in range(len(calls))]
+
+    def _drive(self, worker: _Worker, job: _Job) -> None:
+        """Let a worker run batches until all calls are answered."""
+        try:
+            while rest := job.take():
+                self._run(worker, job, rest)
+                job.give_back(rest)
+        except BaseException:
+            worker.end()
+            job.stop()
+            raise
+
+    def _run(self, worker: _Worker, job: _Job, rest: deque[int]) -> None:
+        """Run a batch. Calls are left in it if the worker ends, or cannot read it."""
+        begun, limit, timed_out = time.monotonic(), START_TIMEOUT_S, False
+        try:
+            worker.start(job)
+            if unread := worker.send(pack_calls([job.calls[number] for number in rest], self.index)).error:
+                raise TransferError(unread)
+            while rest:
+                begun, limit = time.monotonic(), job.calls[rest[0]].timeout(self.timeout)
+                job.answer(rest[0], worker.receive(limit))
+                rest.popleft()
+            return
+        except _StartError as error:
+            job.failed_starts += 1
+            if job.failed_starts >= _ATTEMPTS:
+                for number in range(len(job.calls)):
+                    job.answer(number, Returned(error=f"the worker process cannot start: {error}"))
+                self._stop(job)
+            return
+        except TransferError as error:
+            if len(rest) > 1:  # sent again one by one, so that only the faulty ones fail
+                return
+            why = str(error)
+        except TimeoutError:
+            worker.end()
+            why, timed_out = too_late(limit), True
+        except UnreadableAnswerError as error:
+            worker.end()
+            why = str(error)
+        except EOFError:
+            why = f"its worker process died twice ({worker.end(patiently=True)})"
+            job.deaths[rest[0]] += 1
+            if worker.output.is_too_long:
+                why = f"printed more than {MAX_PRINTED >> 20} MiB"
+            elif job.stopped or job.deaths[rest[0]] < _ATTEMPTS:
+                return
+        job.answer(rest.popleft(), Returned(error=why, seconds=time.monotonic() - begun, timed_out=timed_out))
+
+    def _stop(self, job: _Job) -> None:
+        """End a scoring: its threads end with the processes that they wait for."""
+        job.stop()
+        for worker in self.workers:
+            worker.kill()
 
     async def metrics(self) -> list[tuple[RewardFunction, dict[str, float]]]:
         """Always empty: numbers that a plain function counts stay in its workers."""
@@ -334,56 +362,31 @@ class WorkerPool(Pool[_WorkerHost]):
 
     def close(self) -> None:
         """Kill the workers; a scoring in progress ends with them."""
-        for job in list(self.jobs):
-            job.stopped.set()
-        for host in self.hosts:
-            host.close()
+        for job in self._jobs:
+            self._stop(job)
+        if self._threads is not None:
+            self._threads.shutdown()
+            self._threads = None
+        _end_all(self.workers)
 
 
-def _end_all(hosts: Iterable[_WorkerHost]) -> None:
-    for host in hosts:
-        host.end()
+def _end_all(workers: Iterable[_Worker]) -> None:
+    for worker in workers:
+        worker.end()
 
 
-def _kill(kill: Callable[[int, int], None], pid: int, how: int = signal.SIGKILL) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        kill(pid, how)
+def batches(numbers: Sequence[int], n_workers: int) -> Iterator[Sequence[int]]:
+    """Split `numbers` into batches.
 
-
-def _await_end(pids: Iterable[int]) -> None:
-    """Wait until killed processes have ended, which takes until they are scheduled on a busy machine. Linux only."""
-    for pid in pids:
-        with suppress(OSError):  # already ended
-            descriptor = os.pidfd_open(pid)
-            try:
-                poll = select.poll()
-                poll.register(descriptor, select.POLLIN)
-                poll.poll(1000 * _LAST_WORDS_S)
-            finally:
-                os.close(descriptor)
-
-
-def _descendants(pid: int) -> set[int]:
-    """Process ids of all descendants of a worker; it adopts its orphans, so that all of them are below it.
-
-    Descendants are stopped when found, and the search is repeated until it finds no new ones, so that none is missed.
-    Linux only.
+    Batches are large, because sending one has a cost, and smaller towards the end, so that all workers end at the same
+    time ("guided self-scheduling", Polychronopoulos and Kuck 1987). If there are few calls, they may be long, and every
+    worker gets some.
     """
-    pids: set[int] = set()
-    while new := {child for child, parent in _parents().items() if parent in pids | {pid}} - pids:
-        for child in new:
-            _kill(os.kill, child, signal.SIGSTOP)
-        pids |= new
-    return pids
-
-
-def _parents() -> dict[int, int]:
-    """The parent of every process, by process id."""
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            parents[int(stat.parent.name)] = int(stat.read_text(errors="replace").rpartition(")")[2].split()[1])
-    return parents
-
-
-BACKEND = RewardBackend("process", lambda functions, options: WorkerPool(functions, options.workers, options.timeout))
+    smallest, largest = BATCH
+    if len(numbers) < smallest * n_workers:
+        smallest = largest = max(1, len(numbers) // (2 * n_workers))
+    at = 0
+    while at < len(numbers):
+        size = max(smallest, min(largest, (len(numbers) - at) // (4 * n_workers)))
+        yield numbers[at : at + size]
+        at += size

@@ -2,6 +2,9 @@
 
 The pool starts it as `python -P -m creditflow.rewards.execution.worker CONNECTION PARENT`. It does not outlive the
 pool: it exits at the end of the connection or, while a function hangs, with the thread that started it.
+
+Requests are pickled bytes: the functions, then one batch after another. Each answer is a line, a packed `Returned`: one
+when the functions are loaded, one when a batch is read, and one for each call in it.
 """
 
 from __future__ import annotations
@@ -9,58 +12,49 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import pickle
 import signal
 import socket
 import sys
 
 from creditflow._utils.processes import end_with
-from creditflow.rewards.execution.calls import describe
+from creditflow.rewards.execution.calls import Returned
 from creditflow.rewards.execution.inline import run_plain
-from creditflow.rewards.execution.wire import (
-    FrameReader,
-    TransferError,
-    pack_returned,
-    unpack_calls,
-    unpack_functions,
-    write_frame,
-)
+from creditflow.rewards.execution.wire import TransferError, pack_returned, unpack_calls, unpack_functions
 
-READY, CANNOT_START = b"ready ", b"cannot-start "
-BEGUN, CANNOT_READ = b"begun ", b"cannot-read "
-ANSWER = b"answer "
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def serve(connection: socket.socket) -> None:
     """Answer calls until the connection ends."""
-    home, streams, frames = os.getpid(), (sys.stdout, sys.stderr), FrameReader(connection)
+    home, streams, requests = os.getpid(), (sys.stdout, sys.stderr), connection.makefile("rb")
+
+    def answer(returned: Returned) -> None:
+        connection.sendall(pack_returned(returned) + b"\n")
+
     try:
-        functions = unpack_functions(frames.read(), same_machine=True)
-    except EOFError:
-        return
+        functions = unpack_functions(pickle.load(requests), same_machine=True)
     except BaseException as error:  # reported to the pool, which cannot see it otherwise
-        write_frame(connection, CANNOT_START + describe(error).encode())
+        answer(Returned.raised(error))
         return
-    write_frame(connection, READY)
-    with contextlib.suppress(EOFError):
-        while True:
-            batch = frames.read()
-            try:
-                calls = unpack_calls(batch, functions)
-            except TransferError as error:
-                write_frame(connection, CANNOT_READ + str(error).encode())
-                continue
-            write_frame(connection, BEGUN)
-            for number, call in enumerate(calls):
-                returned = run_plain(call)
-                if os.getpid() != home:  # the child of a function that forked
-                    os._exit(1)
-                signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm left behind would hit the next call
-                sys.stdout, sys.stderr = streams
-                with contextlib.suppress(Exception):  # the function may have closed them
-                    sys.stdout.flush()
-                    sys.stderr.flush()
-                write_frame(connection, ANSWER + b"%d " % number + pack_returned(returned).encode())
+    answer(Returned())
+    while requests.peek(1):
+        try:
+            calls = unpack_calls(pickle.load(requests), functions)
+        except TransferError as error:
+            answer(Returned(error=str(error)))
+            continue
+        answer(Returned())
+        for call in calls:
+            returned = run_plain(call)
+            if os.getpid() != home:  # the child of a function that forked
+                os._exit(1)
+            signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm left behind would hit the next call
+            sys.stdout, sys.stderr = streams
+            with contextlib.suppress(Exception):  # the function may have closed them
+                sys.stdout.flush()
+                sys.stderr.flush()
+            answer(returned)
 
 
 def die_with(parent: int) -> None:
