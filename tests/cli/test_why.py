@@ -66,7 +66,7 @@ def test_terms_of_random_steps_sum_to_the_loss_input(
             explanation = explain(assignment, s, token)
             assert explanation.replay() == explanation.advantage == assignment.token_advantages()[start + token]
             if explanation.terms:
-                values = [value for _, value in explanation.terms]
+                values = [part.value for part in explanation.terms]
                 assert math.fsum([*values, explanation.rounding]) == explanation.advantage
             if (at := start + token) in seen.steps[k]:
                 in_loss += 1
@@ -103,9 +103,9 @@ def test_tree_contains_each_functions_raw_score(ledger: Ledger) -> None:
     assert lines[0].startswith(
         f"step {batch.step_ids[1]}: critic, turn 0, step 1 of trajectory {batch.trajectory_ids[0]}"
     )
-    assert any(line.startswith("advantage = weight * scaled = ") for line in lines)
+    assert any(line.startswith("advantage = weight * ((credit - baseline) / divisor) = ") for line in lines)
     for name in batch.raw_scores[1]:
-        assert any(f"raw {name} = " in line for line in lines), name
+        assert any(f"# of {name}: " in line for line in lines), name
 
 
 def test_token_option_explains_one_token(tmp_path: Path) -> None:

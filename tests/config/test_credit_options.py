@@ -137,6 +137,13 @@ def test_flat_key_that_contradicts_the_rule_is_refused(key, value, propagation, 
     assert refusal(propagation=propagation, **{key: value}).startswith(f"algorithm.{key}: {message}")
 
 
+@pytest.mark.parametrize("keys", [{"outcome_to": "all"}, {"propagation": {"rule": "own", "outcome_to": "all"}}])
+def test_outcome_to_all_beside_a_critic_is_refused(keys):
+    assert refusal(adv_estimator="gae", **keys).startswith("algorithm.outcome_to: gae would count an outcome")
+    made = credit_options(credit_options(), adv_estimator="gae")
+    assert made.propagation.at_answer(made)
+
+
 def test_shadow_takes_other_options_from_the_first():
     shadow = credit_options(gamma=0.5, shadow={"propagation": {"rule": "threshold", "theta": 0.3}}).shadow
     assert (shadow.propagation.theta, shadow.gamma, shadow.shadow) == (0.3, 0.5, None)

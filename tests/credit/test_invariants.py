@@ -84,7 +84,7 @@ def test_token_advantages_check_the_output_array():
         (
             lambda zero_S: {"own_S": zero_S + np.nan},
             NotFiniteError,
-            r"step t0\.0: expected a finite credit from propagation wrong, got nan",
+            r"propagation: wrong: step t0\.0: expected a finite own_S, got nan",
         ),
     ],
 )

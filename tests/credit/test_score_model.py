@@ -166,7 +166,7 @@ def test_charge_for_harm_adds_to_the_score():
 
 @pytest.mark.parametrize(
     ("options", "words", "of_unscored"),
-    [(MODEL, "probability of no harm", False), (RULE, "probability of being right", True)],
+    [(MODEL, "w_m * (harmless - 1)", False), (RULE, "w_r * (harmless + (1 - harmless) * if_wrong", True)],
 )
 def test_explain_shows_the_probability(options, words, of_unscored):
     assigned = assign(batch_of(*simulated(4, {"planner": 0.3, "executor": 0.1}, 0.2, seed=5)), options)

@@ -16,7 +16,6 @@ from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, create_model
 
 from creditflow._utils.sections import Section, Text, checked, expected
 from creditflow.credit.records import PROPAGATION_RULES, RULE, CreditOptions, Rule
-from creditflow.credit.rules.base import OutcomeRule
 from creditflow.errors import ConfigError, did_you_mean
 from creditflow.removed import removed_hint
 
@@ -89,6 +88,11 @@ class AlgorithmKeys(Section):
         general = {name: getattr(self, name) for name in _GENERAL}
         rule = checked_rule(self.propagation)
         options = CreditOptions(propagation=rule, **general)
+        if options.estimator.critic and rule_options(self.propagation).get("outcome_to") == "all":
+            raise ConfigError(
+                f"algorithm.outcome_to: {options.adv_estimator} would count an outcome that is added to all steps once "
+                "for each of them: expected answer, got all"
+            )
         if self.shadow is None:
             return options
         try:
@@ -248,7 +252,9 @@ def credit_options(base: CreditOptions | None = None, /, **keys: Any) -> CreditO
     layers: list[Mapping[str, Any]] = [keys]
     general = {name: keys[name] for name in keys if name not in CHOOSING}
     if base is not None:
-        layers = [{"propagation": base.propagation.spec()}, keys]
+        rule = base.propagation
+        changed = {f.name: getattr(rule, f.name) for f in fields(rule) if getattr(rule, f.name) != f.default}
+        layers = [{"propagation": {RULE: rule.name, **changed}}, keys]
         general = {**{name: getattr(base, name) for name in _GENERAL}, **general}
     values = {**general, "propagation": chosen_rule(layers)}
     section: AlgorithmKeys = checked(AlgorithmConfig, values, "algorithm")
@@ -265,13 +271,3 @@ def with_lambda(section: AlgorithmKeys, is_set: bool) -> AlgorithmKeys:
             f"algorithm.error_minimization: means lam {lam}, but algorithm.lam is {section.options().lam}"
         )
     return section.model_copy(update={"lam": lam, "error_minimization": None})
-
-
-def expect_outcome_at_answer(options: CreditOptions, is_set: bool) -> None:
-    """Raise ConfigError if `outcome_to: all` is set beside an estimator with a critic, which pays it at the answer."""
-    rule = options.propagation
-    if is_set and options.estimator.critic and isinstance(rule, OutcomeRule) and rule.outcome_to == "all":
-        raise ConfigError(
-            f"algorithm.outcome_to: {options.adv_estimator} would count an outcome that is added to all steps once for "
-            "each of them: expected answer, got all"
-        )

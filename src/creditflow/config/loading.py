@@ -16,7 +16,6 @@ from creditflow.config.algorithm import (
     RENAMED,
     chosen_rule,
     credit_options,
-    expect_outcome_at_answer,
     merge_options,
     rule_class,
     rule_name,
@@ -210,7 +209,6 @@ def _adapt_defaults(config: Config, set_keys: Set[str]) -> None:
         trainer.resume_mode = "resume_path"
     adapt_rules(config.guard.rules, set_keys)
     options = config.algorithm.options()
-    expect_outcome_at_answer(options, "outcome_to" in rule_options(config.algorithm.propagation))
     general: Any = config.algorithm
     if options.propagation.relative and "algorithm.group_by" in set_keys and general.group_by != "task":
         raise ConfigError(

@@ -16,6 +16,7 @@ from creditflow.credit.records import (
     ADVANTAGE_ESTIMATORS,
     PROPAGATION_RULES,
     CreditOptions,
+    Estimator,
     Rule,
     expect_free_names,
 )
@@ -94,13 +95,16 @@ class _RuleProperties:
     gated: StrictBool = False
 
 
+_FLAGS = tuple(f.name for f in fields(Estimator) if isinstance(f.default, bool))
+"""The properties of an estimator that are recorded."""
+
+
 def _properties(registry: Registry[Any], reference: str) -> dict[str, Any]:
     entry = registry[reference]
     if registry is PROPAGATION_RULES:
         names = [f.name for f in fields(_RuleProperties) if f.name != "options"]
         return {name: getattr(entry, name) for name in names} | {"options": [f.name for f in fields(entry)]}
-    own = fields(entry)[1:] if registry.record is not None else ()  # the first field is the function
-    return {field.name: getattr(entry, field.name) for field in own}
+    return {} if registry.record is None else {name: getattr(entry, name) for name in _FLAGS}
 
 
 def recall_properties(recorded: object) -> None:
@@ -135,8 +139,8 @@ def _entry(registry: Registry[Any], reference: str, properties: Mapping[str, Any
         return make_dataclass("RecordedRule", options, bases=(Rule,), namespace=members, frozen=True)
     if registry.record is None:
         return lambda team, **_: _UnloadedThreshold({}, 0.0, unloaded)
-    function = fields(registry.record)[0].name
-    return TypeAdapter(registry.record).validate_python({**properties, function: unloaded})
+    flags = {name: properties[name] for name in _FLAGS if name in properties}
+    return TypeAdapter(registry.record).validate_python({**flags, "estimate": unloaded})
 
 
 @dataclass(slots=True)

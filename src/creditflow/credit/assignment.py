@@ -53,10 +53,10 @@ class Assignment:
         after = self.history if self.fit is None or self.fit.history is None else self.fit.history
         return after if self.shadow is None else replace(after, shadow=self.shadow.history_after)
 
-    def standing_threshold(self) -> Threshold:
-        """A constant threshold: each agent keeps the one in force here."""
+    def standing_threshold(self) -> Threshold | None:
+        """A constant threshold: each agent keeps the one in force here. None for a rule without gates."""
         if self.credit.threshold_S is None:
-            return Constant({}, 0.0)
+            return None
         agents, first = np.unique(self.batch.agent_of_step, return_index=True)
         names = [self.batch.agent_names[a] for a in agents]
         floor = self.options.propagation.make_threshold().floor
@@ -65,13 +65,20 @@ class Assignment:
     @property
     def returns_T(self) -> Floats | None:
         """[T] the critic's targets, 0 at tokens that were not sampled; None without a critic."""
-        if (critic := self.advantage.critic) is None:
+        if (critic := self.advantage.critic) is None or (returns_T := self.raw_T) is None:
+            return None
+        return np.add(returns_T, critic.values_T, out=returns_T, where=self.batch.response_mask)
+
+    @property
+    def raw_T(self) -> Floats | None:
+        """[T] the values of sampled tokens that replace credit, 0 at the others; None if the tokens of a step agree."""
+        if self.advantage.critic is None and self.advantage.unscaled_T is None:
             return None
         zero_S, one_S = np.zeros(self.batch.n_steps), np.ones(self.batch.n_steps)
-        returns_T = np.empty(int(self.batch.token_offsets[-1]))
+        raw_T = np.empty(int(self.batch.token_offsets[-1]))
         plain = replace(self.advantage, learns_S=one_S > 0, weight_S=one_S, divisor_S=one_S, advantage_T=None)
-        write_tokens(replace(plain, baseline_S=zero_S, shift_S=zero_S), self.batch, self.options, returns_T)
-        return np.add(returns_T, critic.values_T, out=returns_T, where=self.batch.response_mask)
+        write_tokens(replace(plain, baseline_S=zero_S, shift_S=zero_S), self.batch, self.options, raw_T)
+        return raw_T
 
     def group_name(self, step: int) -> str | None:
         """The key of the group behind `step`'s baseline, in words; None for a step without one."""
@@ -124,7 +131,7 @@ def assign(
     credit = _checked_credit(rule.credit(RuleInput(batch, rewards, options, threshold, fit)), batch, options)
     groups, estimate, compared_S = compare(rewards, credit, options, values_T)
     advantage = advantages(rewards, groups, estimate, compared_S, options)
-    _expect_finite(batch, advantage.advantage_S, "advantage", f"adv_estimator {options.adv_estimator}")
+    _expect_finite(batch, "advantage_S", advantage.advantage_S, f"algorithm.adv_estimator: {options.adv_estimator}")
 
     shadow = None
     if options.shadow is not None:
@@ -166,12 +173,14 @@ def _checked_credit(credit: object, batch: TrajectoryBatch, options: CreditOptio
             f"{str(options.propagation)!r} fills Credit.received_S and not gate_S"
         )
     credit = replace(credit, total_S=credit.own_S + credit.received_S + credit.shared_S)
-    _expect_finite(batch, credit.total_S, "credit", f"propagation {options.propagation.name}")
+    for name in ("own_S", "received_S", "shared_S", "total_S", "gate_S"):
+        if (values_S := getattr(credit, name)) is not None:
+            _expect_finite(batch, name, values_S, key)
     return credit
 
 
-def _expect_finite(batch: TrajectoryBatch, values_S: Floats, noun: str, source: str) -> None:
+def _expect_finite(batch: TrajectoryBatch, name: str, values_S: Floats, key: str) -> None:
     finite_S = np.isfinite(values_S)
     if not finite_S.all():
         s = int(np.argmin(finite_S))
-        raise NotFiniteError(f"step {batch.step_ids[s]}: expected a finite {noun} from {source}, got {values_S[s]}")
+        raise NotFiniteError(f"{key}: step {batch.step_ids[s]}: expected a finite {name}, got {values_S[s]}")

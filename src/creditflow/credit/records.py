@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from creditflow.credit.history import History
 from creditflow.credit.thresholds.base import Constant, Threshold
 from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
-from creditflow.errors import ConfigError, did_you_mean
+from creditflow.errors import ConfigError
 from creditflow.registry import Registry
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -30,14 +30,11 @@ NOTHING, FORMULA, UNKNOWN = "nothing", "formula", "unknown"
 """Values of `Rule.flow`."""
 
 
-SPREAD, ONE = "spread", "one"
-"""Values of `Estimator.divisor`: the group's spread with `norm_adv_by_std_in_grpo`, else 1; always 1."""
-DISCOUNTED, BY_CRITIC = "discounted", "critic"
-"""Values of `Estimator.tokens`: credit times `gamma_token` for each later token; by `CriticTerms`, as in `gae`."""
-
-
 NOT_STORED = {"stored": False}
 """Metadata of a record's field without a column in step files."""
+
+Formulas = Mapping[str, tuple[str, ...]]
+"""Formulas of terms for `explain`, by the name of the term. The first that gives the recorded value is shown."""
 
 Factors = tuple[Floats, Floats, Floats, Floats]
 """Weight, baseline, shift and divisor, each [S]."""
@@ -108,6 +105,13 @@ class Rule:
         """The thresholds of a rule with gates, in their first state; `team`: its agents, if known."""
         return Constant({}, 0.0)
 
+    def formulas(self, options: CreditOptions) -> Formulas:
+        """How the terms of `Credit` are made of recorded terms and options; a term without a formula is shown as it is.
+
+        A formula has names of the records' fields, without suffix, and of options: `"own": ("w_r * sub_reward",)`.
+        """
+        return {}
+
     def spec(self) -> str | dict[str, Any]:
         """The value of `algorithm.propagation` that means this rule with these options."""
         options = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -129,27 +133,18 @@ class Estimator:
     """Whether the result is whitened over all trained tokens of a policy."""
     critic: bool = False
     """Whether the estimator needs `values_T`."""
-    divisor: str = UNKNOWN
-    """The divisor, for explanations: SPREAD, ONE or UNKNOWN. Not read for a whitened estimator."""
-    tokens: str = UNKNOWN
-    """How the values of single tokens arise, for explanations: DISCOUNTED, BY_CRITIC or UNKNOWN."""
     relative: bool = False
     """Whether credit is taken as the advantage, without a baseline. Needs a rule that compares trajectories itself."""
+    formulas: Formulas = field(default_factory=dict, metadata=NOT_STORED)
+    """How `divisor`, or the value `raw` of a token that replaces credit, is made of recorded terms; see `explain`."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for an unknown value of a property, or if steps would be compared with nothing."""
-        _expect_one("divisor", self.divisor, (SPREAD, ONE, UNKNOWN))
-        _expect_one("tokens", self.tokens, (DISCOUNTED, BY_CRITIC, UNKNOWN))
+        """Raise ConfigError if steps would be compared with nothing."""
         if not (self.grouped or self.whitened) or (self.critic and not self.whitened):
             raise ConfigError(
                 "expected groups to compare within, or whitening over the policy (with a critic always), got "
                 f"grouped={self.grouped}, whitened={self.whitened}, critic={self.critic}"
             )
-
-
-def _expect_one(name: str, value: object, words: tuple[str, ...]) -> None:
-    if value not in words:
-        raise ConfigError(f"{name}: expected one of {', '.join(words)}, got {value!r}{did_you_mean(str(value), words)}")
 
 
 PROPAGATION_RULES: Registry[type[Rule]] = Registry(
@@ -376,6 +371,10 @@ class RuleInput:
 class Credit:
     """The credit of S steps: `own + received + shared`. A rule without flow needs the first four fields."""
 
+    formulas: ClassVar[Formulas] = {
+        "credit": ("own + received + shared", "own + received + shared - paid"),  # the second: paid token by token
+        "passed": ("own + received",),
+    }
     own_S: Floats
     """[S] e_t: the step's own reward, with its part of the outcome where that goes to the answer."""
     received_S: Floats

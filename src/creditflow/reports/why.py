@@ -10,13 +10,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from creditflow.credit import Assignment, Explanation
-from creditflow.credit.analysis.explain import Operation
 from creditflow.data import RIGHT, TRAJECTORY_STATUSES, Score, TrajectoryBatch
 from creditflow.reports.text import aligned, in_yaml, number, plain
 
 _SHOWN = 400
 """Maximum characters of a prompt or response."""
-_REASON = 200
+_REASON, _LINE = 200, 400
 
 
 def step_head(assignment: Assignment, s: int, training_step: int) -> list[str]:
@@ -45,27 +44,8 @@ def _rule_line(assignment: Assignment) -> str:
 
 
 def tree(explanation: Explanation) -> list[str]:
-    """The operations as a tree with the advantage at the root; numbers have six digits.
-
-    The numbers that decided a gate are shown under the gate, although no operation uses them.
-    """
-    operations = explanation.operations
-    beside = _beside(operations)
-
-    def children(at: int) -> list[int]:
-        taken = [i for i in operations[at].inputs if operations[i].name not in ("zero", "one")]
-        return [*beside.get(at, ()), *taken]
-
-    lines: list[str] = []
-    stack = [(len(operations) - 1, "", "")]
-    while stack:
-        at, lead, indent = stack.pop()
-        lines.append(f"{lead}{_node(operations, at)}")
-        below = children(at)
-        for k in reversed(range(len(below))):
-            last = k == len(below) - 1
-            stack.append((below[k], indent + ("└─ " if last else "├─ "), indent + ("   " if last else "│  ")))
-    return lines
+    """The lines of `Explanation.tree`, without control characters."""
+    return [plain(line, _LINE) for line in explanation.tree()]
 
 
 def terms(explanation: Explanation) -> list[str]:
@@ -76,8 +56,7 @@ def terms(explanation: Explanation) -> list[str]:
     if not explanation.terms:
         return [explanation.operations[-1].note or "there are no parts", f"= {explanation.advantage!r}"]
     rows = [("part", "in reward", "x weight / divisor = in advantage")]
-    for (name, value), reward in zip(explanation.terms, explanation.in_reward, strict=True):
-        rows.append((plain(name), f"{reward:+.6g}", f"{value:+}"))
+    rows += [(plain(part.name), f"{part.in_reward:+.6g}", f"{part.value:+}") for part in explanation.terms]
     if explanation.rounding:
         rows.append(("rounding", "", f"{explanation.rounding:+}"))
     return [*aligned(rows, left=(0,)), f"= {explanation.advantage!r}"]
@@ -197,24 +176,3 @@ def _score(name: str, score: Score) -> str:
     parts += [plain(score.reason, _REASON)] if score.reason else []
     parts += [f"{score.seconds:.2g} s"] if score.seconds else []
     return "; ".join(parts)
-
-
-def _node(operations: Sequence[Operation], at: int) -> str:
-    operation = operations[at]
-    named = [plain(operations[i].name) for i in operation.inputs if operations[i].name not in ("zero", "one")]
-    inputs = f" = {f' {operation.symbol} '.join(named)}" if len(named) > 1 else ""
-    note = f"   # {plain(operation.note, _REASON)}" if operation.note else ""
-    return f"{plain(operation.name)}{inputs} = {operation.value:.6g}{note}"
-
-
-def _beside(operations: Sequence[Operation]) -> dict[int, list[int]]:
-    """The unused inputs, which decided a gate, by the operation that follows them."""
-    taken = {i for operation in operations for i in operation.inputs} | {len(operations) - 1}
-    beside: dict[int, list[int]] = {}
-    waiting: list[int] = []
-    for at in range(len(operations)):
-        if at not in taken and operations[at].symbol == "given":
-            waiting.append(at)
-        elif waiting:
-            beside[at], waiting = waiting, []
-    return beside

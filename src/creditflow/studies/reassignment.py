@@ -67,7 +67,7 @@ def reassign(
     before = recorded.assignment
     assert before is not None
     options = _changed(before.options, changed)
-    if threshold is None and before.credit.threshold_S is not None and not _sets_threshold(changed):
+    if threshold is None and not _sets_threshold(changed):
         threshold = before.standing_threshold()  # reads the floor of the kind, whose file is loaded by now
     values_T = None if before.advantage.critic is None else before.advantage.critic.values_T
     try:
@@ -90,7 +90,7 @@ def _changed(before: CreditOptions, changed: Mapping[str, Any]) -> CreditOptions
         rule = merge_options(rule, {"theta": theta})
     estimator = changed.get("adv_estimator", before.adv_estimator)
     in_force = load_named_files({**recorded, "propagation": rule, "adv_estimator": estimator}, Path.cwd())
-    return credit_options(credit_options(**in_force), **changed)
+    return credit_options(CreditOptions(**in_force), **changed)
 
 
 def _sets_threshold(changed: Mapping[str, Any]) -> bool:

@@ -5,11 +5,23 @@ from __future__ import annotations
 import numpy as np
 
 from creditflow.credit.estimators.base import refuse_values
-from creditflow.credit.records import BY_CRITIC, CriticTerms, Estimate, EstimatorInput, advantage_estimator
+from creditflow.credit.records import CriticTerms, Estimate, EstimatorInput, advantage_estimator
 from creditflow.credit.rules.base import kept_rewards, outcome_gates
 
+_AHEAD = "gamma_token * lam_token * next_raw"
+_FORMULAS = {
+    "raw": (
+        f"gamma_token * next_value - value + {_AHEAD}",
+        f"gamma_token * next_value - value + token_reward + {_AHEAD}",
+        "reward + down - value",
+        "reward + down - value + token_reward",
+    ),
+    "reward": ("own + shared", "own - paid + shared"),
+    "passed": ("value + lam * first - kept", "value + lam * first", "reward + down - kept", "reward + down"),
+}
 
-@advantage_estimator("gae", grouped=False, whitened=True, critic=True, tokens=BY_CRITIC)
+
+@advantage_estimator("gae", grouped=False, whitened=True, critic=True, formulas=_FORMULAS)
 def gae(inputs: EstimatorInput) -> Estimate:
     """Generalised advantage estimation (arXiv 1506.02438): between steps along the gated graph, inside a step by token.
 

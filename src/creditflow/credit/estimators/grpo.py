@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from creditflow.credit.groups import EPSILON
-from creditflow.credit.records import SPREAD, Estimate, EstimatorInput, advantage_estimator
+from creditflow.credit.records import Estimate, EstimatorInput, advantage_estimator
 
 
-@advantage_estimator("grpo", divisor=SPREAD)
+@advantage_estimator("grpo", formulas={"divisor": (f"spread + {EPSILON}",)})
 def grpo(inputs: EstimatorInput) -> Estimate:
     """`(c - m) / (spread + 1e-6)`, or `c - m` without `norm_adv_by_std_in_grpo` (arXiv 2402.03300; 2503.20783).
 

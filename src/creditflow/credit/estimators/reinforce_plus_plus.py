@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from creditflow.credit.records import DISCOUNTED, Estimate, EstimatorInput, advantage_estimator
+from creditflow.credit.records import Estimate, EstimatorInput, advantage_estimator
 
 
-@advantage_estimator("reinforce_plus_plus", grouped=False, whitened=True, tokens=DISCOUNTED)
+@advantage_estimator("reinforce_plus_plus", grouped=False, whitened=True, formulas={"raw": ("credit * discount",)})
 def reinforce_plus_plus(inputs: EstimatorInput) -> Estimate:
     """`c * gamma_token^(trained tokens after this one)`, whitened (arXiv 2501.03262)."""
     zero_S, gamma = np.zeros_like(inputs.credit_S), inputs.options.gamma_token

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from creditflow.credit.records import ONE, Estimate, EstimatorInput, advantage_estimator
+from creditflow.credit.records import Estimate, EstimatorInput, advantage_estimator
 
 
-@advantage_estimator("relative", divisor=ONE, relative=True)
+@advantage_estimator("relative", relative=True)
 def relative(inputs: EstimatorInput) -> Estimate:
     """`c`: baseline 0 and divisor 1, for rules such as `gigpo`. A tied task still gets 0."""
     return Estimate(np.where(inputs.groups.group_S >= 0, 0.0, np.nan))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from creditflow.credit.records import ONE, Estimate, EstimatorInput, advantage_estimator
+from creditflow.credit.records import Estimate, EstimatorInput, advantage_estimator
 
 
-@advantage_estimator("rloo", divisor=ONE)
+@advantage_estimator("rloo")
 def rloo(inputs: EstimatorInput) -> Estimate:
     """`c - mean of the group's other trajectories` (arXiv 2402.14740, equation 7).
 

@@ -16,7 +16,18 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from creditflow.credit.records import NOTHING, OUTCOME, SIGNAL, Credit, CreditOptions, Rule, RuleInput, share, weight
+from creditflow.credit.records import (
+    NOTHING,
+    OUTCOME,
+    SIGNAL,
+    Credit,
+    CreditOptions,
+    Formulas,
+    Rule,
+    RuleInput,
+    share,
+    weight,
+)
 from creditflow.data import Bools, Floats, TrajectoryBatch
 
 
@@ -30,6 +41,9 @@ class ScoreRule(Rule):
     """Weight of sub-rewards, at least 0."""
     sub_reward_origin: float = share(1.0)
     """b in `w_r * (r - b)`, from 0 to 1. 1 charges for wrong steps; 0 pays for right ones, including needless ones."""
+
+    def formulas(self, options: CreditOptions) -> Formulas:
+        return {"own": ("paid",), "paid": ("w_r * (sub_reward - sub_reward_origin)",)}
 
     def pay(self, inputs: RuleInput) -> Floats:
         """[S] `w_r * (r - b)`; 0 for steps without a sub-reward."""
@@ -53,6 +67,11 @@ class OutcomeRule(ScoreRule):
     def at_answer(self, options: CreditOptions) -> bool:
         """Whether the outcome is paid at the answer steps."""
         return self.outcome_to == "answer" or options.estimator.critic
+
+    def formulas(self, options: CreditOptions) -> Formulas:
+        if self.at_answer(options):
+            return {**super().formulas(options), "own": ("paid + w_o * outcome / answers", "paid")}
+        return {**super().formulas(options), "shared": ("w_o * outcome",)}
 
     def paid(self, inputs: RuleInput, gate_S: Floats | None = None) -> Credit:
         """The pay for the score and the outcome.
@@ -149,6 +168,9 @@ class SharingRule(ScoreRule):
     shared_reward: Literal["outcome", "outcome_plus_mean_sub_reward"] = "outcome"
     """The global reward: the `outcome` without weights, or `outcome_plus_mean_sub_reward`, which contains the same
     information as the other rules' credit and reads the weights."""
+
+    def formulas(self, options: CreditOptions) -> Formulas:
+        return {"shared": ("outcome",)}
 
     def shared_S(self, inputs: RuleInput) -> Floats:
         """[S] the global reward of the step's trajectory."""

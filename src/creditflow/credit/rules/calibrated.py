@@ -10,7 +10,17 @@ import numpy as np
 from creditflow.credit.fits.posteriors import fit_score_model, observe
 from creditflow.credit.fits.score_weights import PART, score_weights
 from creditflow.credit.history import History, Sums
-from creditflow.credit.records import NOTHING, Credit, CreditOptions, Fit, Rewards, RuleInput, propagation_rule, weight
+from creditflow.credit.records import (
+    NOTHING,
+    Credit,
+    CreditOptions,
+    Fit,
+    Formulas,
+    Rewards,
+    RuleInput,
+    propagation_rule,
+    weight,
+)
 from creditflow.credit.rules.base import OutcomeRule, bits
 from creditflow.data import Floats
 
@@ -52,6 +62,11 @@ class Calibrated(OutcomeRule):
             facts["model"] = rates.facts(rewards.batch.agent_names)
             sums |= model_sums
         return Fit(**parts, facts=facts, history=history.after(sums))
+
+    def formulas(self, options: CreditOptions) -> Formulas:
+        above, charge = "(sub_reward - sub_reward_origin)", "w_m * (harmless - 1)"
+        pays = (f"score_weight * {above}", f"w_r * {above}")
+        return {**super().formulas(options), "paid": (*(f"{pay} + {charge}" for pay in pays), *pays)}
 
     def pay(self, inputs: RuleInput) -> Floats:
         fit, sub_reward_S = inputs.fit, inputs.rewards.sub_reward_S

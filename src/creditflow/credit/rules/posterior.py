@@ -16,6 +16,7 @@ from creditflow.credit.records import (
     Credit,
     CreditOptions,
     Fit,
+    Formulas,
     Rewards,
     RuleInput,
     propagation_rule,
@@ -52,6 +53,10 @@ class Posterior(ScoreRule):
             facts={"model": rates.facts(rewards.batch.agent_names)},
             history=history.after({}, observed),
         )
+
+    def formulas(self, options: CreditOptions) -> Formulas:
+        expected = "harmless + (1 - harmless) * if_wrong"
+        return {**super().formulas(options), "paid": (f"w_r * ({expected} - sub_reward_origin)",)}
 
     def credit(self, inputs: RuleInput) -> Credit:
         zero_S, fit = np.zeros(inputs.batch.n_steps), inputs.fit
