@@ -1,15 +1,14 @@
 """The live view of a run of a million trajectories: `python -m benchmarks.view [--quick] [--run FOLDER]`.
 
 Writes a run of 977 training steps with 1,024 trajectories of 30 steps each, thirty million steps in all, through the
-writer of step files; with `--run`, in that folder, where it is kept and found again. Then it measures the view cold
-(without its index) and warm: the first page, the overview, filtered pages, a search, an opened trajectory, an export,
-and the peak memory of the server. Takes about twenty minutes and 2 GB of disk.
+writer of step files; with `--run`, in that folder, where it is kept and found again. Then it measures the view: the
+first page, the overview, filtered pages, a search, an opened trajectory, and the peak memory of the server. Takes about
+twenty minutes and 2 GB of disk.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import tempfile
 import time
@@ -57,10 +56,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         run = given.run or Path(folder) / "run"
         ledger = Ledger.open(run) if (run / "run.json").is_file() else write_run(run, n)
-        os.environ["CREDITFLOW_CACHE"] = folder
-        figures = [*_cold(ledger), *_warm(ledger)]
-        stored = sum(file.stat().st_size for file in Path(folder).glob("index/*"))
-        figures.append(Figure("size of the stored index", stored / 1e6, unit="MB"))
+        figures = list(_view(ledger))
     failed = show(figures)
     if not given.quick:
         steps = len(ledger.steps) * TASKS * TRAJECTORIES * STEPS
@@ -107,25 +103,17 @@ def _renamed(batch: TrajectoryBatch, number: int) -> TrajectoryBatch:
     )
 
 
-def _cold(ledger: Ledger) -> Iterator[Figure]:
-    """From the command to the first page without an index, and until everything is indexed."""
+def _view(ledger: Ledger) -> Iterator[Figure]:
+    """From the command to the first page, until everything is indexed, then single requests."""
     begin = time.perf_counter()
     with live_view(ledger.path) as (url, process):
         first = json.loads(content_of(f"{url}api/trajectories"))
-        yield _most("cold, from the command to the first page", time.perf_counter() - begin, 2.0)
+        yield _most("from the command to the first page", time.perf_counter() - begin, 2.0)
         assert first["trajectories"], "the newest training step is there at once"
         while json.loads(content_of(f"{url}api/overview"))["run"]["indexed"] < len(ledger.steps):
             time.sleep(1.0)
-        yield Figure("cold, until all is indexed", time.perf_counter() - begin, unit="s")
-        yield _memory("cold, peak memory", process)
-
-
-def _warm(ledger: Ledger) -> Iterator[Figure]:
-    """The same with the index of the last time, then single requests."""
-    begin = time.perf_counter()
-    with live_view(ledger.path) as (url, process):
+        yield Figure("until all is indexed", time.perf_counter() - begin, unit="s")
         total = json.loads(content_of(f"{url}api/trajectories"))["total"]
-        yield _most("warm, from the command to the first page", time.perf_counter() - begin, 2.0)
         assert total == len(ledger.steps) * TASKS * TRAJECTORIES
         yield _most("the overview", _timed(f"{url}api/overview"), 2.0)
         pages = [_timed(f"{url}api/trajectories?{wanted}") for wanted in FILTERS]
@@ -141,8 +129,7 @@ def _warm(ledger: Ledger) -> Iterator[Figure]:
         at = f"training_step={middle}"
         yield Figure("a trajectory", _timed(f"{url}api/trajectory?{at}&trajectory_id=0-{middle}-9"), unit="s")
         yield Figure("a step", _timed(f"{url}api/step?{at}&step_id=0-{middle}-9/9"), unit="s")
-        yield Figure("an export of a training step", _timed(f"{url}api/export.parquet?{at}"), unit="s")
-        yield _memory("warm, peak memory", process)
+        yield _memory("peak memory", process)
 
 
 def _most(what: str, seconds: float, bound: float) -> Figure:

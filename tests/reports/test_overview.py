@@ -12,8 +12,9 @@ import pytest
 from creditflow.credit import assign
 from creditflow.data import RIGHT, Trajectory, TrajectoryBatch
 from creditflow.errors import DataError
+from creditflow.reports.comparison import names_of
 from creditflow.reports.index import Filter, Index
-from creditflow.reports.overview import POINTS, flagged_agents, hardest, of_agents, overview, thinned
+from creditflow.reports.overview import POINTS, hardest, of_agents, overview, thinned
 from creditflow.reports.run_report import samples
 from creditflow.runs import Ledger, RunFolder
 from creditflow.runs.sql import connect
@@ -105,61 +106,9 @@ def test_pages_contain_the_filtered_trajectories(tmp_path: Path) -> None:
         assert {page["total"] for page in pages} == {len(expected)}
 
 
-def test_saboteur_is_named_and_healthy_team_is_not(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-
-    def trajectories(sabotage: float) -> list[Trajectory]:
-        found = []
-        for k in range(120):
-            scores = [float(rng.uniform() > rate) for rate in (0.1, sabotage, 0.1)]
-            steps = [step(agent, score) for agent, score in zip(("plan", "write", "check"), scores, strict=True)]
-            found.append(make_trajectory(str(k), steps, outcome=float(min(scores)), task=f"q{k % 12}"))
-        return found
-
-    bad = written(tmp_path / "bad", trajectories(0.5))
-    (said,) = flagged_agents(bad)
-    assert (said["agent"], said["as"]) == ("write", "saboteur")
-    assert "trajectories in which it errs end right 0% of the time" in said["why"]
-    good = written(tmp_path / "good", trajectories(0.1))
-    assert flagged_agents(good) == []
-
-
-def test_unscored_saboteur_is_named_by_participation(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    made = []
-    for k in range(160):
-        spoilt = k % 2 == 0
-        steps = [step("write", 1.0), *([step("saboteur")] if spoilt else [])]
-        made.append(
-            make_trajectory(str(k), steps, outcome=float(rng.uniform() < (0.2 if spoilt else 0.8)), task=f"q{k % 8}")
-        )
-    index = written(tmp_path / "run", made)
-    (said,) = flagged_agents(index)
-    assert (said["agent"], said["as"]) == ("saboteur", "saboteur")
-
-
-def test_free_rider_is_named_only_under_shared_credit(tmp_path: Path) -> None:
-    """The checker errs on every right trajectory, so that the shared reward rewards its errors."""
-    made = []
-    for k in range(160):
-        solved = k % 2
-        made.append(
-            make_trajectory(
-                str(k), [step("write", float(solved)), step("check", 1.0 - solved)], outcome=float(solved), task="q"
-            )
-        )
-    shared = written(tmp_path / "shared", made, propagation="identical")
-    assert [(one["agent"], one["as"]) for one in flagged_agents(shared)] == [("check", "free rider")]
-    own = written(tmp_path / "own", made, propagation="none", w_o=0.5)
-    assert flagged_agents(own) == []
-
-
-def test_only_scored_agent_is_not_named_a_saboteur(tmp_path: Path) -> None:
-    made = [
-        make_trajectory(str(k), [step("plan"), step("write", float(k % 2))], outcome=float(k % 2)) for k in range(120)
-    ]
-    index = written(tmp_path / "run", made)
-    assert flagged_agents(index) == []
+def test_names_of_equal_folders_have_their_parents(tmp_path: Path) -> None:
+    ledgers = [a_run(tmp_path / parent / "run", 1) for parent in ("a", "b")]
+    assert names_of(ledgers) == ["a/run", "b/run"]
 
 
 def test_overview_is_json_of_bounded_size(tmp_path: Path) -> None:

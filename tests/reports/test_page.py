@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -49,26 +48,22 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
 
 
 @contextmanager
-def served(*paths: Path) -> Iterator[tuple[str, Any]]:
-    """Serve one run, or two; yield the address and the run, or the runs."""
-    runs = [Watched(path) for path in paths]
+def served(path: Path) -> Iterator[tuple[str, Watched]]:
+    """Serve a run; yield its address and the run."""
+    watched = Watched(path)
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(application(runs, LOOPBACK), log_level="error"))
-        threads = [
-            threading.Thread(target=work)
-            for work in (*(run.follow for run in runs), lambda: server.run(sockets=[bound]))
-        ]
+        server = uvicorn.Server(uvicorn.Config(application(watched, LOOPBACK), log_level="error"))
+        threads = [threading.Thread(target=work) for work in (watched.follow, lambda: server.run(sockets=[bound]))]
         for thread in threads:
             thread.start()
         try:
             while not server.started:
                 time.sleep(0.01)
-            yield f"http://127.0.0.1:{bound.getsockname()[1]}/", runs if len(runs) > 1 else runs[0]
+            yield f"http://127.0.0.1:{bound.getsockname()[1]}/", watched
         finally:
             server.should_exit = True
-            for run in runs:
-                run.stop()
+            watched.stop()
             for thread in threads:
                 thread.join()
 
@@ -236,7 +231,7 @@ def test_first_page_waits_for_the_newest_training_step(ledger: Ledger) -> None:
     watched = Watched(ledger.path)
     watched.index.has_read = ReportedEvent()
     with ThreadPoolExecutor(1) as pool:
-        page = pool.submit(TestClient(application([watched], None)).get, "/api/trajectories")
+        page = pool.submit(TestClient(application(watched, None)).get, "/api/trajectories")
         assert waiting.wait(HANG_S)
         watched.look()
         assert page.result().json()["trajectories"][0]["training_step"] == 3
@@ -247,7 +242,7 @@ def test_loopback_host_is_checked_even_with_remote(ledger: Ledger, monkeypatch: 
     monkeypatch.setattr(view, "application", lambda watched, names: hosts.append(names))
     monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: None)
     for host in ("127.0.0.1", "0.0.0.0"):
-        view.serve([ledger.path], host, 0, remote=True, say=lambda text: None)
+        view.serve(ledger.path, host, 0, remote=True, say=lambda text: None)
     assert hosts == [LOOPBACK, None]
 
 

@@ -1,22 +1,20 @@
 """A run's trajectories, steps and sums as tables, for fast filters and statistics over tens of millions of steps.
 
-Only the columns for filters and sums are read from the step files; texts are not. The tables are a DuckDB file in the
-cache folder, or in memory. The file is derived from the run and may be deleted at any time.
+Only the columns for filters and sums are read from the step files; texts are not. The tables are a temporary DuckDB
+file, since thirty million steps need more memory than a report should take.
 """
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from creditflow._utils.files import cache_folder, json_ready
+from creditflow._utils.files import json_ready
 from creditflow.errors import DataError, InputError, did_you_mean, first_line
 from creditflow.runs import Ledger
 from creditflow.runs.sql import TRAINING_STEP, database, source_of
@@ -33,12 +31,6 @@ _AT_ONCE, _BYTES_AT_ONCE = 64, 8_000_000
 """Step files read per query and their size, so that memory is bounded and new tables appear early."""
 _MEMORY = "1GB"
 """Memory of the tables; beyond it they are on disk."""
-STORED_FROM = 50_000_000
-"""Bytes of step files from which an index is stored."""
-_VERSION = "1"
-"""Version of the tables, in a stored index."""
-_KEPT_DAYS = 30
-"""Days after which an unused index is deleted."""
 
 _SQL = resources.files("creditflow.reports")
 _CREDIT = {
@@ -107,14 +99,12 @@ def _chosen(name: str, value: str, clauses: Mapping[str, str]) -> str:
 class Index:
     """The tables and the state of their files. Queries are safe from several threads, also during `refresh`."""
 
-    def __init__(self, ledger: Ledger, file: Path | None = None, *, temporary: bool = False) -> None:
-        """`file`: a DuckDB file of this index, made if it is missing; None for tables in memory.
-
-        `temporary`: keep the tables in a file that is deleted with the index.
-        """
+    def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self._aside = tempfile.TemporaryDirectory(prefix="creditflow-index-", ignore_cleanup_errors=True)
-        self._connection = self._connected(Path(self._aside.name) / "index.duckdb" if temporary else file)
+        aside = Path(self._aside.name)
+        self._connection = database(aside / "index.duckdb", memory=_MEMORY, aside=aside)
+        self._connection.execute((_SQL / "tables.sql").read_text())
         self._lock = threading.Lock()
         """Held by the one writer."""
         self.taken: dict[int, Signature] = {}
@@ -129,44 +119,6 @@ class Index:
         """Set to end `refresh` after the files that it is reading."""
         self.rules: dict[int, str] = {}
         """`algorithm.propagation` of each training step with readable credit."""
-        for step, modified, size, damaged, rule, reason in self._connection.execute("FROM files").fetchall():
-            (self.damaged if damaged else self.taken)[step] = (modified, size)
-            self.rules |= {} if rule is None else {step: rule}
-            self.reasons |= {} if reason is None else {step: reason}
-
-    def _connected(self, file: Path | None) -> DuckDBPyConnection:
-        connection = database(file, memory=_MEMORY, aside=Path(self._aside.name))
-        if not connection.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = 'made_by'").fetchall():
-            connection.execute((_SQL / "tables.sql").read_text())
-            connection.execute("INSERT INTO made_by VALUES (?)", [_made_by()])
-        return connection
-
-    @classmethod
-    def stored(cls, ledger: Ledger) -> Index:
-        """The index of a long run in the cache folder; that of a short run in memory, since it is read in seconds.
-
-        The file is temporary while another process holds the stored one, or without such a folder. An index of another
-        version, or one that cannot be read, is made again.
-        """
-        if sum(signature[1] for step in ledger.steps if (signature := _signature(ledger, step))) < STORED_FROM:
-            return cls(ledger)
-        folder = cache_folder() / "index"
-        file = folder / f"{hashlib.sha256(str(ledger.path.resolve()).encode()).hexdigest()[:24]}.duckdb"
-        for _ in range(2):
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                _delete_unused(folder, file)
-                index = cls(ledger, file)
-            except cls._errors() as error:
-                if isinstance(error, OSError) or _is_held(error):
-                    break
-                _remove(file)
-                continue
-            if index.ask("SELECT version FROM made_by") == [{"version": _made_by()}]:
-                return index
-            index.close()
-            _remove(file)
-        return cls(ledger, temporary=True)
 
     def close(self) -> None:
         """Close the tables and remove temporary files."""
@@ -192,7 +144,7 @@ class Index:
         if not steps:
             return
         listed = ", ".join(map(str, steps))
-        for table in ("files", "trajectories", "sums", "parts", "advantages"):
+        for table in ("trajectories", "sums", "parts", "advantages"):
             self._connection.execute(f"DELETE FROM {table} WHERE training_step IN ({listed})")
         self._connection.execute(f"DELETE FROM steps WHERE (number >> 32) IN ({listed})")
         for kept in (self.taken, self.damaged, self.reasons, self.rules):
@@ -208,7 +160,6 @@ class Index:
                 if len(steps) == 1:
                     self.damaged |= steps
                     self.reasons |= {step: _reason(error, self.ledger.file(step)) for step in steps}
-                    self._record(steps, damaged=True)
                     return
             else:
                 for step, stored in facts.items():
@@ -218,15 +169,10 @@ class Index:
                             self.rules[step] = options.propagation.name
                     except DataError as error:
                         self.reasons[step] = _reason(error, self.ledger.file(step))
-                self._record(steps, damaged=False)
                 self.taken |= steps
                 return
         for step, signature in steps.items():  # one of the files is damaged
             self._take({step: signature})
-
-    def _record(self, steps: Mapping[int, Signature], *, damaged: bool) -> None:
-        rows = [(step, *steps[step], damaged, self.rules.get(step), self.reasons.get(step)) for step in steps]
-        self._connection.executemany("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?)", rows)
 
     @staticmethod
     def _errors() -> tuple[type[Exception], ...]:
@@ -285,30 +231,6 @@ class Index:
         )
         return {"total": total, "trajectories": trajectories}
 
-    def tasks(self) -> dict[int, tuple[int, float]]:
-        """The trajectories with an outcome of each task, and the share that ended right, by the task's key."""
-        rows = self.ask(
-            "SELECT task_key, count(*) AS n, avg(ended_right::INT) AS share FROM trajectories "
-            "WHERE ended_right IS NOT NULL AND task_key IN (SELECT task_key FROM tasks) GROUP BY task_key"
-        )
-        return {row["task_key"]: (row["n"], row["share"]) for row in rows}
-
-    def of_task(self, task_key: int, limit: int) -> list[dict[str, Any]]:
-        """The newest trajectories of a task, as rows of the list."""
-        return self.ask(
-            f"SELECT {ROW} FROM trajectories LEFT JOIN tasks USING (task_key) WHERE task_key = ? "
-            "ORDER BY training_step DESC, number LIMIT ?",
-            [task_key, limit],
-        )
-
-    def task_of(self, trajectory_id: str, training_step: int) -> int | None:
-        """The key of a trajectory's task; None for an unknown trajectory."""
-        rows = self.ask(
-            "SELECT task_key FROM trajectories WHERE trajectory_id = ? AND training_step = ?",
-            [trajectory_id, training_step],
-        )
-        return rows[0]["task_key"] if rows else None
-
 
 ROW = "training_step, trajectory_id, uid, status, outcome, ended_right, n_steps, first_error, prompt"
 """Columns of a row of the list, over `trajectories` and `tasks`."""
@@ -326,34 +248,6 @@ def _portions(steps: Sequence[int], there: Mapping[int, Signature]) -> Iterator[
             portion, size = [], 0
     if portion:
         yield portion
-
-
-def _made_by() -> str:
-    import duckdb
-
-    return f"{_VERSION} duckdb {duckdb.__version__}"
-
-
-def _is_held(error: Exception) -> bool:
-    """Whether a database file cannot be opened because it is open: in another process, or in this one."""
-    import duckdb
-
-    return isinstance(error, duckdb.ConnectionException) or "Could not set lock on file" in str(error)
-
-
-def _remove(file: Path) -> None:
-    for path in (file, file.with_name(f"{file.name}.wal")):
-        path.unlink(missing_ok=True)
-
-
-def _delete_unused(folder: Path, own: Path) -> None:
-    """Delete indexes that were not opened for a month, and mark this one as opened."""
-    oldest = time.time() - _KEPT_DAYS * 86_400
-    for file in folder.glob("*.duckdb"):
-        if file != own and file.stat().st_mtime < oldest:
-            _remove(file)
-    if own.exists():
-        own.touch()
 
 
 def _reason(error: Exception, file: Path) -> str:

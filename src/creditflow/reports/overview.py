@@ -45,7 +45,6 @@ def overview(ledger: Ledger, index: Index) -> dict[str, Any]:
         "heat": heat(index),
         "advantages": advantages(index),
         "hardest": hardest(index),
-        "flagged_agents": flagged_agents(index),
     }
 
 
@@ -301,71 +300,3 @@ def hardest(index: Index) -> list[dict[str, Any]]:
         """,
         [_HARDEST],
     )
-
-
-def flagged_agents(index: Index) -> list[dict[str, Any]]:
-    """Free riders and saboteurs, each with the numbers behind it; docs/how_to/report.md defines both."""
-    return [*_free_riders(index), *_saboteurs(index)]
-
-
-def _free_riders(index: Index) -> Iterator[dict[str, Any]]:
-    rows = index.ask("""
-        SELECT agent, sum(wrong_trained) AS wrong, sum(wrong_advantage) AS total, sum(wrong_square) AS square
-        FROM sums GROUP BY agent ORDER BY agent
-    """)
-    for row in rows:
-        n = int(row["wrong"] or 0)
-        if n < _ENOUGH:
-            continue
-        mean = row["total"] / n
-        deviation = max((row["square"] - n * mean**2) / (n - 1), 0.0) ** 0.5
-        if mean - 2 * deviation / n**0.5 > 0:
-            why = f"its {n:,} wrong steps have a mean advantage of {mean:+.3f}: it is rewarded for what others did"
-            yield {"agent": row["agent"], "as": "free rider", "why": why}
-
-
-def _saboteurs(index: Index) -> Iterator[dict[str, Any]]:
-    """Agents whose presence lowers the success rate: by their errors or, without scores, by taking part."""
-    rows = index.ask("""
-        WITH kinds AS (SELECT agent, bool_or(scored) AS scored FROM parts WHERE ended_right IS NOT NULL GROUP BY agent)
-        SELECT agent, any_value(kinds.scored) AS scored, sum(n)::BIGINT AS trajectories,
-               coalesce(sum(n) FILTER (WHERE ended_right), 0)::BIGINT AS ended_right
-        FROM parts JOIN kinds USING (agent)
-        WHERE ended_right IS NOT NULL AND (erred OR NOT kinds.scored) GROUP BY agent ORDER BY agent
-    """)
-    (every,) = index.ask("""
-        SELECT count(*) AS trajectories, count(*) FILTER (WHERE ended_right) AS ended_right
-        FROM trajectories WHERE ended_right IS NOT NULL
-    """)
-    errors = {
-        row["agent"]: row
-        for row in index.ask(
-            "SELECT agent, sum(scored)::BIGINT AS scored, sum(wrong)::BIGINT AS wrong FROM sums GROUP BY agent"
-        )
-    }
-    scored, wrong = (sum(row[key] for row in errors.values()) for key in ("scored", "wrong"))
-    for row in rows:
-        n, n_others = row["trajectories"], every["trajectories"] - row["trajectories"]
-        if n < _ENOUGH or n_others < _ENOUGH:
-            continue
-        right, right_others = row["ended_right"] / n, (every["ended_right"] - row["ended_right"]) / n_others
-        variance = right * (1 - right) / n + right_others * (1 - right_others) / n_others
-        if right_others - right - 2 * variance**0.5 < _HARM:
-            continue
-        why = f"end right {right:.0%} of the time, others {right_others:.0%}"
-        if not row["scored"]:
-            yield {"agent": row["agent"], "as": "saboteur", "why": f"trajectories in which it takes part {why}"}
-            continue
-        own = errors[row["agent"]]
-        if (peers := scored - own["scored"]) < _ENOUGH:  # an agent cannot err more often than peers without scores
-            continue
-        rate, others_rate = own["wrong"] / own["scored"], (wrong - own["wrong"]) / peers
-        if rate >= 2 * others_rate:
-            why += f"; {rate:.0%} of its steps are wrong, of the others' {others_rate:.0%}"
-            yield {"agent": row["agent"], "as": "saboteur", "why": f"trajectories in which it errs {why}"}
-
-
-_ENOUGH = 30
-"""Minimum number of steps, or of trajectories on either side, to name an agent."""
-_HARM = 0.1
-"""Minimum drop of the success rate, at the lower end of the 95 % interval."""

@@ -27,7 +27,7 @@ _TEXT = 2_000_000
 
 def indexed(ledger: Ledger) -> Index:
     """An index of all that the run has recorded so far. Raises InputError if duckdb is not installed."""
-    index = Index.stored(ledger)
+    index = Index(ledger)
     index.refresh(ledger)
     return index
 

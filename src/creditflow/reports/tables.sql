@@ -1,8 +1,4 @@
 -- The tables of the index. `erring_agent` is the agent of a trajectory's first error. A trajectory's number is its training step times 2^32 plus its first row in the step file.
-CREATE TABLE made_by (version VARCHAR);
-CREATE TABLE files (
-    training_step INTEGER, modified BIGINT, size BIGINT, damaged BOOLEAN, rule VARCHAR, reason VARCHAR
-);
 CREATE TABLE trajectories (
     number BIGINT, training_step INTEGER, trajectory_id VARCHAR, uid VARCHAR, status VARCHAR, outcome DOUBLE,
     ended_right BOOLEAN, n_steps INTEGER, first_error INTEGER, erring_agent VARCHAR, task_key UBIGINT, moved DOUBLE

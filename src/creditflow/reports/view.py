@@ -1,4 +1,4 @@
-"""The live view: the report's page with a local server. Reads the folders of one or two runs and writes nothing there.
+"""The live view: the report's page with a local server. Reads the folder of a run and writes nothing there.
 
 Only requests with an expected Host header are answered, so that a foreign page that resolves to this address (DNS
 rebinding) gets no data.
@@ -7,28 +7,25 @@ rebinding) gets no data.
 from __future__ import annotations
 
 import json
-import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import duckdb
 from fastapi import Depends, FastAPI, Query, Request, Response
-from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
-from starlette.background import BackgroundTask
+from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.middleware.base import RequestResponseEndpoint
 
 from creditflow._utils.files import json_ready
 from creditflow._utils.loopback import bound, expect_loopback, host_name, hosts_of, url_of
 from creditflow.errors import BatchError, CreditflowError, InputError, UnknownIdError, first_line
-from creditflow.reports.comparison import comparison, names_of, tasks_apart
 from creditflow.reports.detail import Spelling, step_detail, trajectory_graph
 from creditflow.reports.findings import as_json, findings_of
 from creditflow.reports.html import page
 from creditflow.reports.index import Filter, Index
 from creditflow.reports.overview import overview
-from creditflow.reports.search import export, search
+from creditflow.reports.search import search
 from creditflow.runs import Ledger, Recorded
 
 _EVERY = 1.0
@@ -49,7 +46,7 @@ class Watched:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.ledger = Ledger.open(path)
-        self.index = Index.stored(self.ledger)
+        self.index = Index(self.ledger)
         self._stop = threading.Event()
         self._lock, self._overview_lock = threading.Lock(), threading.Lock()
         self._read: dict[int, tuple[int, Recorded]] = {}
@@ -85,10 +82,6 @@ class Watched:
         self._stop.set()
         self.index.ends.set()
 
-    def close(self) -> None:
-        """Close the index, after the end of `follow`."""
-        self.index.close()
-
     def recorded(self, step: int) -> Recorded:
         """A training step; the last few requested ones are cached. Raises UnknownIdError if it has no file."""
         try:
@@ -123,11 +116,9 @@ class Watched:
             return {**content, "left_out": [f"this page may be outdated: {trouble}", *content["left_out"]]}
 
 
-def application(runs: Sequence[Watched], hosts: tuple[str, ...] | None) -> FastAPI:
+def application(watched: Watched, hosts: tuple[str, ...] | None) -> FastAPI:
     """The server's application. `hosts`: allowed names in the Host header; None for any."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, default_response_class=_AsciiJson)
-    names = names_of([watched.ledger for watched in runs])
-    title = f"creditflow: {', '.join(names)}"
 
     @app.middleware("http")
     async def guarded(request: Request, call_next: RequestResponseEndpoint) -> Response:
@@ -150,75 +141,41 @@ def application(runs: Sequence[Watched], hosts: tuple[str, ...] | None) -> FastA
     async def unavailable(request: Request, error: Exception) -> Response:
         """A step file was removed by a rollback, or damaged, after its index was read; or the disk is full."""
         return JSONResponse(
-            {"detail": f"the run's files could not be read or exported; if they just changed, try again: {error}"},
+            {"detail": f"the run's files could not be read; if they just changed, try again: {error}"},
             status_code=503,
         )
 
-    def of(run: int) -> Watched:
-        if run >= len(runs):
-            raise UnknownIdError(f"run: expected 0 to {len(runs) - 1}, got {run}")
-        return runs[run]
-
     @app.get("/", response_class=HTMLResponse)
     def index() -> str:
-        return page({"live": True, "runs": names}, title)
+        return page({"live": True}, f"creditflow: {watched.path.resolve().name}")
 
     @app.get("/api/overview")
-    def whole(run: Small = 0) -> dict[str, Any]:
-        return of(run).overview()
-
-    @app.get("/api/comparison")
-    def compared() -> dict[str, Any]:
-        return comparison([watched.ledger for watched in runs], [watched.index for watched in runs])
-
-    @app.get("/api/tasks")
-    def tasks(run: Small = 0, other: Small = 1) -> dict[str, Any]:
-        return tasks_apart(of(run).index, of(other).index)
-
-    @app.get("/api/same_task")
-    def same_task(trajectory_id: str, training_step: Small, run: Small = 0, other: Small = 1) -> dict[str, Any]:
-        key = of(run).index.task_of(trajectory_id, training_step)
-        return {"trajectories": [] if key is None else of(other).index.of_task(key, 1)}
+    def whole() -> dict[str, Any]:
+        return watched.overview()
 
     @app.get("/api/trajectories")
-    def trajectories(
-        where: Where, run: Small = 0, offset: Small = 0, limit: int = Query(25, ge=1, le=_MOST)
-    ) -> dict[str, Any]:
-        of(run).index.has_read.wait(_FIRST_SECONDS)
-        return of(run).index.page(where, offset, limit)
+    def trajectories(where: Where, offset: Small = 0, limit: int = Query(25, ge=1, le=_MOST)) -> dict[str, Any]:
+        watched.index.has_read.wait(_FIRST_SECONDS)
+        return watched.index.page(where, offset, limit)
 
     @app.get("/api/search")
     def matches(
         where: Where,
         text: str,
-        run: Small = 0,
         begin_step: Small | None = None,
         begin_number: int = Query(-1, ge=-1, le=2**63 - 1),
         limit: int = Query(25, ge=1, le=_MOST),
     ) -> dict[str, Any]:
-        of(run).index.has_read.wait(_FIRST_SECONDS)
-        return search(of(run).index, where, text, None if begin_step is None else (begin_step, begin_number), limit)
-
-    @app.get("/api/export.parquet")
-    def exported(where: Where, text: str = "", run: Small = 0) -> Response:
-        aside = tempfile.TemporaryDirectory(prefix="creditflow-export-")
-        out = Path(aside.name) / "trajectories.parquet"
-        try:
-            export(of(run).index, where, text, out)
-        except BaseException:
-            aside.cleanup()
-            raise
-        return FileResponse(
-            out, filename=f"{names[run].replace('/', '-')}.parquet", background=BackgroundTask(aside.cleanup)
-        )
+        watched.index.has_read.wait(_FIRST_SECONDS)
+        return search(watched.index, where, text, None if begin_step is None else (begin_step, begin_number), limit)
 
     @app.get("/api/trajectory")
-    def trajectory(trajectory_id: str, training_step: Small, run: Small = 0) -> dict[str, Any]:
-        return trajectory_graph(of(run).recorded(training_step), trajectory_id)
+    def trajectory(trajectory_id: str, training_step: Small) -> dict[str, Any]:
+        return trajectory_graph(watched.recorded(training_step), trajectory_id)
 
     @app.get("/api/step")
-    def step(step_id: str, training_step: Small, run: Small = 0, token: Small | None = None) -> dict[str, Any]:
-        return step_detail(of(run).recorded(training_step), step_id, token, of(run).spelling)
+    def step(step_id: str, training_step: Small, token: Small | None = None) -> dict[str, Any]:
+        return step_detail(watched.recorded(training_step), step_id, token, watched.spelling)
 
     return app
 
@@ -251,25 +208,22 @@ class _AsciiJson(JSONResponse):
         return json.dumps(json_ready(content), allow_nan=False, separators=(",", ":")).encode()
 
 
-def serve(paths: Sequence[Path], host: str, port: int, *, remote: bool, say: Callable[[str], None]) -> None:
+def serve(path: Path, host: str, port: int, *, remote: bool, say: Callable[[str], None]) -> None:
     """Serve until interrupted. Raises InputError for a taken port, or a host open to others unless `remote`."""
     import uvicorn
 
     expect_loopback(host, "reads the whole run", remote=remote)
-    runs = [Watched(path) for path in paths]
+    watched = Watched(path)
     socket = bound(host, port)
-    followers = [threading.Thread(target=watched.follow, daemon=True) for watched in runs]
-    for follower in followers:
-        follower.start()
+    follower = threading.Thread(target=watched.follow, daemon=True)
+    follower.start()
     say(f"view: {url_of(host, socket)}/ (ends with Ctrl-C)")
-    app = application(runs, hosts_of(host))
+    app = application(watched, hosts_of(host))
     try:
         uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).run(sockets=[socket])
     finally:
         socket.close()
-        for watched in runs:
-            watched.stop()
-        for watched, follower in zip(runs, followers, strict=True):
-            follower.join(_LAST_SECONDS)
-            if not follower.is_alive():
-                watched.close()
+        watched.stop()
+        follower.join(_LAST_SECONDS)
+        if not follower.is_alive():
+            watched.index.close()

@@ -8,8 +8,6 @@
   const palette = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8c6d31", "#7f7f7f"];
   const dashes = ["solid", "dashed", "dotted", [8, 3, 2, 3]];
   const PAGE = 25;
-  const runs = live ? data.runs : [null];
-  let run = 0; // the run on display, by its place in `runs`
 
   /* ---- data --------------------------------------------------------------------------------------------------------- */
 
@@ -20,7 +18,7 @@
     const said = await answer.json().catch(() => ({}));
     throw new Error(typeof said.detail === "string" ? said.detail : `${answer.status} ${answer.statusText}`);
   }
-  const answers = (path) => (values) => asked(path, { run, ...values });
+  const answers = (path) => (values = {}) => asked(path, values);
   const embedded = {
     overview: async () => data.overview,
     trajectories: async (wanted) => {
@@ -158,7 +156,6 @@
     $("tiles").replaceChildren(...tiles.filter(([, v]) => v !== "-").map(([name, value]) => el("div", { class: "tile" }, el("b", {}, value), el("span", {}, name))));
     const notes = [
       ...told.notices.map((text) => el("p", { class: "note" }, text)),
-      ...told.flagged_agents.map((n) => el("p", { class: "note" }, el("b", {}, `${n.as}: ${n.agent}`), ` — ${n.why}`)),
     ];
     const events = told.events.slice(-50).reverse().map((e) => [String(e.step), e.rule, e.what || "", e.metric || "", e.note || e.action || ""]);
     if (events.length) notes.push(title("Guard events"), scroll(table([["step", "n"], ["rule", ""], ["", ""], ["metric", ""], ["action", ""]], events)));
@@ -224,8 +221,7 @@
       series: [{ type: "heatmap", data: of.map((c) => [turns.indexOf(c.turn), names.indexOf(c.agent), c[key], c.steps]) }],
     }, `${$("heat-of").selectedOptions[0].text} by agent and turn, at most ${number(most)} away from zero`);
   }
-  async function compare() {
-    if (live && runs.length > 1) data.comparison = await asked("comparison", {});
+  function compare() {
     if (!data.comparison) return;
     $("comparison").hidden = false;
     document.querySelector('nav a[href="#comparison"]').hidden = false;
@@ -237,14 +233,6 @@
       title("Settings that differ"), scroll(table([["setting", ""], ...names], settings)),
       title("Last of each run"), scroll(table([["metric", ""], ...names], metrics.map((name) => [name, ...sides.map((run) => number(run.curves[name]?.points.at(-1)?.[1]))]))),
       title("Agents"), scroll(table([["", ""], ...names], shares)));
-    if (live) await apart();
-  }
-  /* Tasks that one of two runs solves more often, with a trajectory of each run. */
-  async function apart() {
-    const of = await asked("tasks", { run: 0, other: 1 });
-    const rows = of.tasks.map((task) => [el("a", { href: addressOf({ run: 0, trajectory: task.newest[0].trajectory_id, training_step: task.newest[0].training_step, beside: task.newest[1].trajectory_id, beside_step: task.newest[1].training_step }) }, short(task.prompt, 160)), ...task.ended_right.map(percent), ...task.trajectories.map(count)]);
-    $("apart").replaceChildren(title("Tasks with the largest difference"), el("p", { class: "hint" }, of.shared ? `${count(of.shared)} tasks are in both runs. Select one to see a trajectory of each run side by side.` : "No task is in both runs."),
-      ...(rows.length ? [scroll(table([["task", "text"], ...runs.map((name) => [`ended right, ${name}`, "n"]), ...runs.map((name) => [`trajectories, ${name}`, "n"])], rows))] : []));
   }
 
   /* ---- trajectories ---------------------------------------------------------------------------------------------------------- */
@@ -257,9 +245,6 @@
     const wanted = { ...filters(), offset, limit: PAGE }, mine = ++asking;
     const what = live ? "trajectories" : "sample trajectories", isSearch = wordsOf(wanted.text).length > 0;
     const none = live ? told.run.trajectories === 0 : data.samples.trajectories.length === 0;
-    $("export").hidden = !live || none;
-    const { offset: _, limit: __, ...chosen } = wanted;
-    $("export").href = `api/export.parquet?${query({ run, ...chosen })}`;
     let page;
     try { page = isSearch ? await searched(wanted, mine) : await source.trajectories(wanted); } catch (error) { $("found").textContent = error.message; return; }
     if (page === null || mine !== asking) return; // another list was asked for meanwhile
@@ -298,9 +283,8 @@
   /* ---- addresses --------------------------------------------------------------------------------------------------------- */
 
   /* Every trajectory, step and token has an address after `#`; selecting one changes the address, which opens it. */
-  function addressOf(place) { return `#${query({ run, ...place, ...(runs.length > 1 ? {} : { run: null }) })}`; }
-  /* A place within the trajectory on display, whether in the first pane or beside it. */
-  const within = (place) => ({ trajectory: here.trajectory, training_step: here.training_step, beside: here.beside, beside_step: here.beside_step, ...place });
+  const addressOf = (place) => `#${query(place)}`;
+  const within = (place) => ({ trajectory: here.trajectory, training_step: here.training_step, ...place });
   function go(place) {
     const address = addressOf(place);
     if (location.hash === address) visit(); else location.hash = address;
@@ -308,58 +292,49 @@
   let here = {};
   async function visit() {
     const place = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
-    if (place.run !== undefined && runs[Number(place.run)] !== undefined && Number(place.run) !== run) await choose(Number(place.run));
     if (place.curve) { if (told.curves[place.curve]) { curve($("chosen"), place.curve); $("metric").value = place.curve; into($("chosen"), place.curve).scrollIntoView({ block: "center" }); } return; }
     if (!place.trajectory && !place.step) return;
-    const same = here.trajectory === place.trajectory && here.training_step === place.training_step && here.beside === place.beside && here.run === run;
+    const same = here.trajectory === place.trajectory && here.training_step === place.training_step;
     let id = place.trajectory;
     if (!id) {
       const known = $("trajectory").querySelector(`[data-step="${CSS.escape(place.step)}"]`);
-      if (!known || here.training_step !== place.training_step || here.run !== run) {
+      if (!known || here.training_step !== place.training_step) {
         try { id = (await source.step({ step_id: place.step, training_step: place.training_step })).trajectory_id; } catch (error) { $("trajectory").replaceChildren(el("p", { class: "note" }, error.message)); return; }
       }
     }
     if (id && !same) {
-      $("beside").replaceChildren();
-      const shown = await open(id, place.training_step, $("trajectory"), run, !place.step && place.at === undefined);
-      here = { trajectory: id, training_step: place.training_step, beside: place.beside, beside_step: place.beside_step, run };
-      if (place.beside && runs.length > 1) await open(place.beside, place.beside_step, $("beside"), 1 - run, false);
+      const shown = await open(id, place.training_step, !place.step && place.at === undefined);
+      here = { trajectory: id, training_step: place.training_step };
       if (!shown) return;
     }
     if (same && !place.step) $("step").replaceChildren();
     if (place.at !== undefined) $("trajectory").querySelectorAll("svg.trajectory g[role=button]")[Number(place.at)]?.dispatchEvent(new Event("click"));
-    if (place.step) { mark(place.step); await step(place.step, place.training_step, place.token, run); }
+    if (place.step) { mark(place.step); await step(place.step, place.training_step, place.token); }
   }
   function mark(id) {
-    const node = document.querySelector(`#panes g[data-step="${CSS.escape(id)}"]`);
+    const node = document.querySelector(`#trajectory g[data-step="${CSS.escape(id)}"]`);
     if (!node) return;
-    for (const other of document.querySelectorAll("#panes g[data-step][aria-current]")) other.removeAttribute("aria-current");
+    for (const other of document.querySelectorAll("#trajectory g[data-step][aria-current]")) other.removeAttribute("aria-current");
     node.setAttribute("aria-current", "true");
   }
 
   /* ---- one trajectory ---------------------------------------------------------------------------------------------------- */
 
   const hasGate = (step) => step.gate_open !== null && step.gate_open !== undefined;
-  async function open(trajectory_id, training_step, box, of, moves) {
+  async function open(trajectory_id, training_step, moves) {
+    const box = $("trajectory");
     let graph;
     $("step").replaceChildren();
-    try { graph = await source.trajectory({ trajectory_id, training_step, run: of }); } catch (error) { box.replaceChildren(el("p", { class: "note" }, error.message)); return false; }
+    try { graph = await source.trajectory({ trajectory_id, training_step }); } catch (error) { box.replaceChildren(el("p", { class: "note" }, error.message)); return false; }
     const facts = [`training step ${graph.training_step}`, graph.status, `outcome ${graph.outcome === null ? graph.outcome_said : graph.outcome}`, ...Object.entries(graph.outcomes).map(([agent, own]) => `outcome of ${agent} ${own}`), `expected ${graph.ground_truth}`, `answer ${graph.answer ?? "-"}`];
-    const other = 1 - of;
-    const both = runs.length > 1 && box === $("trajectory") ? [el("p", {}, el("button", { class: "link", type: "button", onclick: () => beside(graph, of, other) }, `Show the same task of ${runs[other]} beside it`))] : [];
-    box.replaceChildren(title(`Trajectory ${graph.trajectory_id}${runs.length > 1 ? ` of ${runs[of]}` : ""}`), el("p", {}, short(facts.join(" · "), 600)), ...both, el("pre", { tabindex: 0, role: "region", "aria-label": "Task" }, graph.task),
+    box.replaceChildren(title(`Trajectory ${graph.trajectory_id}`), el("p", {}, short(facts.join(" · "), 600)), el("pre", { tabindex: 0, role: "region", "aria-label": "Task" }, graph.task),
       el("p", { class: "hint" }, "Circles are steps, coloured by credit ", el("span", { class: "whole" }, "(", el("span", { class: "legend", style: "background:linear-gradient(to right,rgb(241,143,59),rgb(244,244,244),rgb(67,147,195))" }), " blame to praise)"), graph.edges.some((e) => e.flow) ? "; a line is as thick as the credit that flowed back along it" : "", graph.steps.some(hasGate) ? "; a bar across a line is a closed gate" : "", "; a double ring is the first error. Select a step for its texts and for where its advantage came from."),
-      keepNames(scroll(draw(graph, of))));
+      keepNames(scroll(draw(graph))));
     $("told").textContent = `trajectory ${graph.trajectory_id} is shown: ${graph.steps.length} steps`;
     if (moves) box.scrollIntoView({ block: "start" });
     return true;
   }
-  async function beside(graph, of, other) {
-    const found = (await asked("same_task", { trajectory_id: graph.trajectory_id, training_step: graph.training_step, run: of, other })).trajectories[0];
-    if (found) go({ run: of, trajectory: graph.trajectory_id, training_step: graph.training_step, beside: found.trajectory_id, beside_step: found.training_step });
-    else $("beside").replaceChildren(el("p", { class: "note" }, `${runs[other]} has no trajectory of this task.`));
-  }
-  function draw(graph, of) {
+  function draw(graph) {
     const lanes = [...new Set(graph.steps.map((s) => s.agent))], left = 120, dx = 62, dy = 74, top = 40;
     const x = (i) => left + 30 + i * dx, y = (i) => top + lanes.indexOf(graph.steps[i].agent) * dy;
     const most = Math.max(1e-9, ...graph.steps.map((s) => Math.abs(s.credit ?? 0))), flow = Math.max(1e-9, ...graph.edges.map((e) => Math.abs(e.flow ?? 0)));
@@ -382,7 +357,7 @@
       const node = svg("g", { tabindex: 0, role: "button", "data-step": s.id, transform: `translate(${x(i)},${y(i)})` });
       if (s.first_error) node.append(svg("circle", { r: 20, fill: "none", stroke: css("--bad"), "stroke-width": 2 }));
       node.append(svg("circle", { r: 15.5, fill: hue(s.credit, most), stroke: css("--ink"), "stroke-width": s.trained === false ? 0.6 : 1.4, "stroke-dasharray": s.trained === false ? "2 2" : "none" }), svg("text", { "text-anchor": "middle", y: 4, style: "fill:#111" }, String(s.index)), svg("text", { "text-anchor": "middle", y: 33 }, s.failed ? "failed" : s.sub_reward == null ? "" : number(s.sub_reward, 2)), svg("title", {}, `${said}\n${s.response}`));
-      const select = () => { mark(s.id); if (of === run) go(within({ step: s.id })); else step(s.id, graph.training_step, undefined, of); };
+      const select = () => { mark(s.id); go(within({ step: s.id })); };
       node.addEventListener("click", select);
       node.addEventListener("keydown", (event) => {
         if (event.key === "Enter" || event.key === " ") { event.preventDefault(); select(); }
@@ -401,14 +376,14 @@
     });
     return box;
   }
-  async function step(step_id, training_step, token, whose) {
+  async function step(step_id, training_step, token) {
     let of;
-    try { of = await source.step({ step_id, training_step, token, run: whose }); } catch (error) { $("step").replaceChildren(el("p", { class: "note" }, error.message)); return; }
+    try { of = await source.step({ step_id, training_step, token }); } catch (error) { $("step").replaceChildren(el("p", { class: "note" }, error.message)); return; }
     const most = Math.max(1e-9, ...of.tokens.map((t) => Math.abs(t.advantage)));
     const scores = of.scores.map((s) => [s.name, s.status === "ok" ? (s.by_token ? "by token" : String(s.value)) : s.status, s.weight === 0 ? "0: not part of credit" : String(s.weight), s.reason]);
     const tokens = el("pre", { class: "tokens", tabindex: 0, role: "region", "aria-label": "Tokens" }, ...of.tokens.map((t, j) => {
       const token = el("span", t.sampled ? { class: "token", style: `background:${hue(t.advantage, most)}`, title: `token ${j}: advantage ${signed(t.advantage)}${t.logprob === null ? "" : `, log-probability ${number(t.logprob)}`}` } : { class: "token not-sampled", title: `token ${j}: not sampled by the policy` }, t.text);
-      if (live && t.sampled) { token.setAttribute("tabindex", "0"); token.setAttribute("role", "button"); const ask = () => (whose === run ? go(within({ step: step_id, training_step, token: j })) : step(step_id, training_step, j, whose)); token.addEventListener("click", ask); token.addEventListener("keydown", (e) => { if (e.key === "Enter") ask(); }); }
+      if (live && t.sampled) { token.setAttribute("tabindex", "0"); token.setAttribute("role", "button"); const ask = () => go(within({ step: step_id, training_step, token: j })); token.addEventListener("click", ask); token.addEventListener("keydown", (e) => { if (e.key === "Enter") ask(); }); }
       return token;
     }));
     const hints = [
@@ -416,7 +391,7 @@
       of.tokens.length < of.tokens_in_all ? `The first ${count(of.tokens.length)} of ${count(of.tokens_in_all)} tokens are shown.` : "",
     ].filter(Boolean).map((text) => el("p", { class: "hint" }, text));
     $("told").textContent = `step ${of.id} of ${of.agent} is shown`;
-    $("step").replaceChildren(el("h3", {}, `Step ${of.id}: ${of.agent}, turn ${of.turn} `, el("a", { class: "own-address", href: addressOf({ run: whose, step: step_id, training_step }), "aria-label": "Link to this step" }, "#")), el("p", { class: "hint" }, `policy ${of.policy}, version ${of.policy_version}`),
+    $("step").replaceChildren(el("h3", {}, `Step ${of.id}: ${of.agent}, turn ${of.turn} `, el("a", { class: "own-address", href: addressOf({ step: step_id, training_step }), "aria-label": "Link to this step" }, "#")), el("p", { class: "hint" }, `policy ${of.policy}, version ${of.policy_version}`),
       scores.length ? scroll(table([["function", ""], ["value", "n"], ["weight", "n"], ["reason", "text"]], scores), "Table: Scores") : el("p", {}, "No reward function scored this step."),
       title("Prompt"), el("pre", { tabindex: 0, role: "region", "aria-label": "Prompt", "data-part": "prompt" }, of.prompt), title("Response"), el("pre", { tabindex: 0, role: "region", "aria-label": "Response", "data-part": "response" }, of.response),
       ...(of.tokens.length ? [title("Tokens, coloured by advantage"), ...hints, tokens] : []),
@@ -433,18 +408,6 @@
   $("metric").addEventListener("change", () => { if (told.curves[$("metric").value]) curve($("chosen"), $("metric").value); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => show(told));
   addEventListener("hashchange", visit);
-  async function choose(place) {
-    run = place;
-    $("run").value = String(place);
-    first();
-    show(await source.overview());
-    await list();
-  }
-  if (runs.length > 1) {
-    $("run-choice").hidden = false;
-    $("run").append(...runs.map((name, place) => el("option", { value: place }, name)));
-    $("run").addEventListener("change", () => choose(Number($("run").value)));
-  }
 
   /* ---- keys --------------------------------------------------------------------------------------------------------------- */
 
@@ -482,15 +445,12 @@
 
   let seen = "", visited = false;
   async function look() {
-    const of = run;
     try {
       const overview = await source.overview();
-      if (of === run) {
-        const now = JSON.stringify([run, overview.run, overview.left_out, overview.findings.length, overview.events.length, Object.values(overview.curves).map((c) => c.points.length)]);
-        if (now !== seen) { seen = now; await compare(); show(overview); if (offset === 0 && !wordsOf(filters().text).length) await list(); }
-        if (!visited) { visited = true; await visit(); }
-        document.body.dataset.ready = "true";
-      }
+      const now = JSON.stringify([overview.run, overview.left_out, overview.findings.length, overview.events.length, Object.values(overview.curves).map((c) => c.points.length)]);
+      if (now !== seen) { seen = now; compare(); show(overview); if (offset === 0 && !wordsOf(filters().text).length) await list(); }
+      if (!visited) { visited = true; await visit(); }
+      document.body.dataset.ready = "true";
     } catch (error) { $("facts").textContent = `The server does not answer: ${error.message}`; }
     if (live) setTimeout(look, 2000);
   }
