@@ -115,7 +115,7 @@ def test_search_returns_the_best_passage(tmp_path):
         ("missing.py:f", r"tools\[0\].fn: no file 'missing.py'"),
         ({"fn": "search"}, r"tools\[0\] \(search\): expected `args: \{folder: ...\}`"),
         ({"fn": "search", "args": {"fold": "x"}}, r"tools\[0\] \(search\): .*unexpected keyword argument 'fold'"),
-        ({"fn": "python", "args": {"sandbox": {"wall": 1}}}, "unknown option 'wall'"),
+        ({"fn": "python", "args": {"sandbox": {"wall": 1}}}, "unknown key 'bubblewrap.wall'"),
     ],
 )
 def test_invalid_tool_entry_is_refused_by_its_place(entry, message):

@@ -20,7 +20,7 @@ def opened(parents: cgroup.Parents) -> cgroup.Group:
     with contextlib.ExitStack() as stack:
         group = parents.group()
         stack.callback(group.close)
-        parents.fill(group)
+        group.make(LIMITS)
         stack.pop_all()
     return group
 
@@ -29,7 +29,6 @@ def v1(tmp_path):
     lines = []
     for name in ("memory", "pids"):
         (tmp_path / name / "ours").mkdir(parents=True)
-        (tmp_path / name / "ours" / "tasks").touch()
         lines.append(f"30 25 0:27 / {tmp_path / name} rw,relatime - cgroup cgroup rw,{name}")
     return "\n".join([f"25 1 0:24 / {tmp_path} rw - tmpfs tmpfs rw", *lines])
 
@@ -53,7 +52,6 @@ def kernel(monkeypatch):
         "memory.oom.group",
         "pids.max",
         "cgroup.procs",
-        "tasks",
     ]
     real = cgroup.Path.mkdir
 
@@ -82,11 +80,8 @@ def test_locate_uses_the_mounted_part_of_the_tree(tmp_path):
 def test_version_1_group_is_limited_and_removed_on_close(tmp_path, kernel):
     group = opened(cgroup.locate(v1(tmp_path), "4:memory:/ours\n8:pids:/ours"))
     memory, pids = group.folders
-    with group.joined():
-        assert [(folder / "tasks").read_text() for folder in group.folders] == ["0", "0"]
-        assert (memory / "memory.limit_in_bytes").read_text() == ""
-    assert [(folder.parent / "tasks").read_text() for folder in group.folders] == ["0", "0"]
-    group.limit(LIMITS)
+    assert subprocess.check_output(group.joined(["echo", "a b"])) == b"a b\n"
+    assert [(folder / "tasks").read_text() for folder in group.folders] == ["0\n", "0\n"]
     assert (memory / "memory.limit_in_bytes").read_text() == str(10 * 1024 * 1024)
     assert (pids / "pids.max").read_text() == "7"
     (memory / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
@@ -109,10 +104,8 @@ def test_close_waits_for_a_lingering_process(tmp_path, monkeypatch):
 def test_version_2_group_is_limited_and_removed_on_close(tmp_path, kernel):
     group = opened(cgroup.locate(v2(tmp_path, subtree="memory pids"), "0::/ours"))
     (folder,) = group.folders
-    with group.joined():
-        group.add(42)
-    assert (folder / "cgroup.procs").read_text() == "42"
-    group.limit(LIMITS)
+    assert subprocess.check_output(group.joined(["echo", "a b"])) == b"a b\n"
+    assert (folder / "cgroup.procs").read_text() == "0\n"
     names = ("memory.max", "memory.swap.max", "memory.oom.group", "pids.max")
     assert [(folder / name).read_text() for name in names] == [str(10 * 1024 * 1024), "0", "1", "7"]
     (folder / "memory.events").write_text("low 0\nhigh 0\nmax 9\noom 1\noom_kill 1\noom_group_kill 1\n")
@@ -177,9 +170,8 @@ def test_sweep_removes_only_groups_of_dead_processes(tmp_path):
 def test_sweep_kills_processes_left_in_a_group(tmp_path, monkeypatch):
     folder = tmp_path / f"{cgroup._owner()}-999999999-0"
     folder.mkdir()
-    (tmp_path / "tasks").touch()
     with subprocess.Popen(["sleep", "60"]) as left:
-        (folder / "cgroup.procs").write_text(f"0\n{left.pid}\n{os.getpid()}\n")
+        (folder / "cgroup.procs").write_text(f"0\n{left.pid}\n")
 
         def rmdir(self):
             if left.poll() is None:
@@ -190,10 +182,9 @@ def test_sweep_kills_processes_left_in_a_group(tmp_path, monkeypatch):
         cgroup.Parents(2, tmp_path, None).sweep()
         assert left.returncode == -signal.SIGKILL
     assert not folder.exists()
-    assert (tmp_path / "tasks").read_text() == "0"  # a thread of this process would have moved there
 
 
-def test_group_names_differ_from_those_of_a_reused_pid(tmp_path):
+def test_group_names_differ_from_those_of_a_reused_pid(tmp_path, kernel):
     (tmp_path / "ours").mkdir()
     parents = cgroup.Parents(2, tmp_path / "ours", None)
     for number in range(100):  # groups that a dead process with our pid may have left
@@ -202,27 +193,11 @@ def test_group_names_differ_from_those_of_a_reused_pid(tmp_path):
     assert len(names) == 20
 
 
-def test_failed_group_is_removed_but_an_existing_one_stays(tmp_path, monkeypatch):
+def test_failed_group_is_removed(tmp_path):
     (tmp_path / "memory").mkdir()
     with pytest.raises(SandboxError, match="could not be made"):
         opened(cgroup.Parents(1, tmp_path / "memory", tmp_path / "missing"))
     assert list((tmp_path / "memory").iterdir()) == []
-    monkeypatch.setattr(cgroup.secrets, "token_hex", lambda count: "same")
-    parents = cgroup.Parents(2, tmp_path / "memory", None)
-    group = opened(parents)
-    with pytest.raises(SandboxError, match="exists"):
-        opened(parents)
-    assert group.folders[0].exists()
-
-
-def test_thread_leaves_one_group_if_leaving_another_fails(tmp_path, kernel):
-    group = opened(cgroup.locate(v1(tmp_path), "4:memory:/ours\n8:pids:/ours"))
-    memory, pids = (folder.parent / "tasks" for folder in group.folders)
-    memory.unlink()
-    memory.mkdir()
-    with pytest.raises(SandboxError, match="could not leave"), group.joined():
-        pass
-    assert pids.read_text() == "0"
 
 
 @pytest.mark.parametrize(("number", "odd"), [(errno.EACCES, False), (errno.EROFS, False), (errno.EEXIST, True)])

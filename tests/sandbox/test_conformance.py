@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from creditflow.sandbox import Sandbox, SandboxError, SandboxOptionError
+from creditflow.errors import ConfigError
+from creditflow.sandbox import Sandbox, SandboxError
 from creditflow.sandbox.backends import container
 from tests.rewards.processes import children, descriptors
 from tests.sandbox import boxes
@@ -59,45 +60,6 @@ def test_every_run_gets_copies_of_written_files(box):
     assert box.run(["python", "main.py"]).stdout == b"second\n"
 
 
-@on_all
-def test_read_returns_kept_files_byte_by_byte(box):
-    content = bytes(range(256))
-    code = f"import os; os.mkdir('d'); open(\"d/it's\", 'wb').write({content!r}); open('e', 'w')"
-    result = python(box, code, keep=["./d/it's", "e"])
-    assert result.ok
-    assert box.read("d/it's") == content
-    assert box.read("e") == b""
-
-
-@on_all
-def test_read_raises_for_missing_and_unlisted_files(box):
-    python(box, "open('there', 'w').write('x'); open('missing', 'w').write('x')", keep=["missing"])
-    with pytest.raises(ValueError, match="not told"):
-        box.read("there")
-    python(box, "pass", keep=["missing"])  # the last run counts
-    with pytest.raises(FileNotFoundError, match="missing"):
-        box.read("missing")
-
-
-@on_all
-def test_read_raises_only_for_files_above_the_cap(box):
-    result = python(box, "open('a', 'wb').write(b'x' * 2001); open('b', 'wb').write(b'x' * 2000)", keep=["a", "b"])
-    assert result.ok
-    with pytest.raises(ValueError, match="larger"):
-        box.read("a")
-    assert box.read("b") == b"x" * 2000
-
-
-@on_local
-def test_kept_links_folders_and_pipes_are_not_found(box):
-    code = "import os; os.symlink('/dev/zero', 'l'); os.mkdir('d'); os.mkfifo('p'); os.symlink('/dev', 'e')"
-    result = python(box, code, keep=["l", "d", "p", "e/zero"])
-    assert result.ok
-    for path in ("l", "d", "p", "e/zero"):
-        with pytest.raises(FileNotFoundError):
-            box.read(path)
-
-
 PATHS = ["", "/etc/passwd", "../a", "a/../../b", "a/", ".", "a\0b", "a\nb", "x" * 300, "a/" * 600 + "b"]
 
 
@@ -106,10 +68,6 @@ def test_paths_outside_the_folder_and_bad_names_are_refused(box):
     for path in PATHS:
         with pytest.raises(ValueError, match="path"):
             box.write(path, b"")
-        with pytest.raises(ValueError, match="path"):
-            box.read(path)
-        with pytest.raises(ValueError, match="path"):
-            python(box, "pass", keep=[path])
 
 
 @on_all
@@ -199,48 +157,44 @@ def test_environment_has_only_standard_variables(box, monkeypatch):
 @on_local
 def test_other_commands_get_arguments_or_exit_with_127(box):
     for command in (["no-such-command"], ["--help"]):
-        assert box.run(command).exit_code == box.run(command, keep=["a"]).exit_code == 127
+        assert box.run(command).exit_code == 127
     assert box.run(["sh", "-c", 'printf "%s|" "$@"', "sh", "a b", "", "'", "$HOME"]).stdout == b"a b||'|$HOME|"
-    assert box.run(["sh", "-c", 'printf "%s|" "$@"', "sh", "a b", "'"], keep=["x"]).stdout == b"a b|'|"
 
 
 @on_local
 def test_result_has_the_signal_that_ended_the_program(box):
     code = "import ctypes, os; os.close(2); ctypes.string_at(0)"
-    for keep in ([], ["a"]):
-        result = python(box, code, keep=keep)
-        assert (result.signal, result.exit_code, result.limit, result.ok) == (11, None, None, False)
+    result = python(box, code)
+    assert (result.signal, result.exit_code, result.limit, result.ok) == (11, None, None, False)
 
 
 @on_local
 def test_child_left_behind_does_not_delay_the_run(box):
     code = "import os, time\nif os.fork() == 0:\n    time.sleep(1000)\nelse:\n    print('done', flush=True)"
-    for keep in ([], ["a"]):
-        result = python(box, code, keep=keep)
-        assert (result.stdout, result.limit) == (b"done\n", None)
+    result = python(box, code)
+    assert (result.stdout, result.limit) == (b"done\n", None)
 
 
 @on_all
 def test_concurrent_runs_are_isolated(box):
-    code = b"import os, time; n = input(); open('mine', 'w').write(n); time.sleep(0.1); print(sorted(os.listdir('.')))"
+    code = b"import os, time; n = input(); open('mine', 'w').write(n); time.sleep(0.1)\n"
+    code += b"print(open('mine').read(), sorted(os.listdir()))"
     box.write("main.py", code)
     lock = threading.Barrier(4)
 
-    def one(number: int) -> tuple[bytes, bytes]:
+    def one(number: int) -> bytes:
         lock.wait()
-        result = box.run(["python", "main.py"], stdin=str(number).encode(), keep=["mine"])
-        return result.stdout, box.read("mine")
+        return box.run(["python", "main.py"], stdin=str(number).encode()).stdout
 
     with ThreadPoolExecutor(4) as pool:
         results = list(pool.map(one, range(4)))
-    assert [kept for _, kept in results] == [b"0", b"1", b"2", b"3"]
-    assert {out for out, _ in results} == {b"['main.py', 'mine']\n"}
+    assert results == [f"{number} ['main.py', 'mine']\n".encode() for number in range(4)]
 
 
 @on_local
 def test_runs_leave_no_descriptor_and_no_child(box):
     def all_kinds() -> None:
-        python(box, "open('a', 'w')", keep=["a", "b"])
+        python(box, "open('a', 'w')")
         python(box, "import sys; sys.exit(1)", stdin=b"x")
         python(box, "while True: print('x' * 1000)")
         box.run(["no-such-command"])
@@ -268,5 +222,5 @@ def test_runs_leave_no_descriptor_and_no_child(box):
     ],
 )
 def test_limits_must_be_positive_and_within_bounds(option, value):
-    with pytest.raises(SandboxOptionError, match=option):
+    with pytest.raises(ConfigError, match=option):
         boxes.open_sandbox("unsafe_subprocess", **{option: value})

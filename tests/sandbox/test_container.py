@@ -9,7 +9,8 @@ import os
 
 import pytest
 
-from creditflow.sandbox import SandboxError, SandboxOptionError, SandboxUnavailable, open_sandbox
+from creditflow.errors import ConfigError
+from creditflow.sandbox import SandboxError, SandboxUnavailable, open_sandbox
 from tests.sandbox import boxes
 
 
@@ -107,5 +108,5 @@ def test_missing_image_raises_when_the_box_is_opened(tmp_path, monkeypatch):
     [{}, {"image": ""}, {"image": "--privileged"}, {"image": "x", "engine": "lxc"}, {"image": "x", "cpus": 0}],
 )
 def test_invalid_options_are_refused(options):
-    with pytest.raises(SandboxOptionError, match="container"):
+    with pytest.raises(ConfigError, match="container"):
         open_sandbox("container", **options)

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from creditflow.sandbox import SandboxError, SandboxOptionError, SandboxUnavailable, open_sandbox
+from creditflow.errors import ConfigError
+from creditflow.sandbox import SandboxError, SandboxUnavailable, open_sandbox
 from creditflow.sandbox.backends import fusion
 from tests.sandbox.boxes import fusion_service, run_python
 
@@ -54,7 +55,7 @@ def answer(run=None, **fields):
 def test_request_has_the_fields_of_verl(box, service):
     box.write("main.py", b"print(1)")
     box.write("d/x", b"\xff")
-    assert box.run(["python", "main.py"], stdin=b"in", keep=["out"]).ok
+    assert box.run(["python", "main.py"], stdin=b"in").ok
     request = service.requests[-1]
     assert request == {
         "code": "print(1)",
@@ -64,7 +65,7 @@ def test_request_has_the_fields_of_verl(box, service):
         "run_timeout": 2,
         "memory_limit_MB": 100,
         "files": {"main.py": base64.b64encode(b"print(1)").decode(), "d/x": "/w=="},
-        "fetch_files": ["out"],
+        "fetch_files": [],
     }
 
 
@@ -125,9 +126,6 @@ MALFORMED = [
     answer({"execution_time": 10**400})[1],
     answer({"stdout": 1})[1],
     answer({"status": "Lost"})[1],
-    answer(files=[])[1],
-    answer(files={"a": "no base64!"})[1],
-    answer(files={"a": 1})[1],
 ]
 
 
@@ -135,7 +133,7 @@ def test_malformed_answers_raise(box, service):
     for body in MALFORMED:
         service.answers = [(200, body)]
         with pytest.raises(SandboxError):
-            box.run(["python", "-c", "print(1)"], keep=["a"])
+            box.run(["python", "-c", "print(1)"])
 
 
 def test_results_are_parsed_from_the_answer(box, service):
@@ -145,7 +143,7 @@ def test_results_are_parsed_from_the_answer(box, service):
         answer({"status": "TimeLimitExceeded", "return_code": None, "stdout": "a"}, status="Failed"),
         answer({"stdout": "x" * 1001}),
         answer({"stdout": "x" * 5_000_000}),
-        answer({"execution_time": -1.0}),
+        answer({"execution_time": None}),
     ]
     results = [box.run(["python", "-c", "1"]) for _ in range(6)]
     assert [(r.exit_code, r.signal, r.limit) for r in results] == [
@@ -184,5 +182,5 @@ def test_missing_service_raises_when_the_box_is_opened():
     ],
 )
 def test_invalid_options_are_refused(options):
-    with pytest.raises(SandboxOptionError, match="sandbox_fusion"):
+    with pytest.raises(ConfigError, match="sandbox_fusion"):
         open_sandbox("sandbox_fusion", **options)

@@ -81,11 +81,10 @@ def harness_killed(box, token: str, after_s: float, code: str = SLEEP, **options
 
 
 @pytest.mark.parametrize("cgroup", ["auto", "none"])
-@pytest.mark.parametrize("keep", [[], ["a"]])
-def test_killed_harness_leaves_no_program_at_any_moment(keep, cgroup, token):
+def test_killed_harness_leaves_no_program_at_any_moment(cgroup, token):
     box = boxes.bubblewrap(wall_s=3600, cgroup=cgroup)
-    moments = random.Random(f"{keep} {cgroup}")
-    dead = [harness_killed(box, token, moments.uniform(0, 0.012), keep=keep) for _ in range(10)]
+    moments = random.Random(cgroup)
+    dead = [harness_killed(box, token, moments.uniform(0, 0.012)) for _ in range(20)]
     assert eventually(lambda: programs(token)) == {}
     if box._parents is not None:
 
@@ -167,21 +166,20 @@ def test_interrupted_start_leaves_no_child(backend, moment, token, tmp_path, mon
         assert eventually(lambda: processes(token)) == {}
 
 
-@pytest.mark.parametrize("keep", [[], ["a"]])
-def test_failure_to_set_limits_starts_no_program(keep, token, monkeypatch):
+def test_failure_to_set_limits_starts_no_program(token, monkeypatch):
     box = boxes.bubblewrap(wall_s=600)
 
     def refused(self, *_):
         raise SandboxError("EBUSY")
 
-    if box._parents is None:
-        monkeypatch.setattr(type(box), "_confined", refused)
-    else:
-        monkeypatch.setattr(cgroups.Group, "limit", refused)
-    for _ in range(5):
+    for place, name in ((cgroups.Group, "_limit"), (type(box), "_bound_files")) * 2:
+        if place is cgroups.Group and box._parents is None:
+            continue
+        monkeypatch.undo()
+        monkeypatch.setattr(place, name, refused)
         started = time.monotonic()
         with pytest.raises(SandboxError, match="EBUSY"):
-            box.run(["python", "-c", SLEEP, token], keep=keep)
+            box.run(["python", "-c", SLEEP, token])
         assert time.monotonic() - started < HANG_S
     assert processes(token) == {}
 
@@ -206,8 +204,8 @@ def test_box_works_with_more_than_1024_open_files():
     try:
         held += [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
         box.write("f", b"file")
-        result = box.run(["sh", "-c", "cat f -; echo kept > k"], stdin=b" input", keep=["k"])
-        assert (result.stdout, box.read("k")) == (b"file input", b"kept\n")
+        result = box.run(["sh", "-c", "cat f -"], stdin=b" input")
+        assert result.stdout == b"file input"
     finally:
         for fd in held:
             os.close(fd)
@@ -255,17 +253,16 @@ def test_runs_leave_no_cgroup_and_no_thread_in_one(monkeypatch):
         return {(task / "cgroup").read_text() for task in Path("/proc/self/task").iterdir()}
 
     box, ours = boxes.bubblewrap(wall_s=20), places()
-    box.run(["true"], keep=["a"])
+    box.run(["true"])
     box.run(["yes"])
     monkeypatch.setattr(box, "_as_nobody", ["/no/such/program"])
-    with pytest.raises(SandboxError, match="could not be started"):
+    with pytest.raises(SandboxError, match=r"could not be started|not found"):
         box.run(["true"])
     assert (groups(box, [os.getpid()]), places()) == ([], ours)
 
 
 @pytest.mark.parametrize("stdin", [b"", b"x"])
-@pytest.mark.parametrize("keep", [[], ["a"]])
-def test_program_has_three_descriptors_and_read_only_input(keep, stdin):
+def test_program_has_three_descriptors_and_read_only_input(stdin):
     box = boxes.bubblewrap()
     code = (
         "import os; print(sorted(int(n) for n in os.listdir('/proc/self/fd'))[:-1])\n"
@@ -274,7 +271,7 @@ def test_program_has_three_descriptors_and_read_only_input(keep, stdin):
     )
     with Path(__file__).open() as leaked:
         os.set_inheritable(leaked.fileno(), True)
-        result = box.run(["python", "-c", code], stdin=stdin, keep=keep)
+        result = box.run(["python", "-c", code], stdin=stdin)
     fds, rest = result.stdout.decode().splitlines()
     assert (fds, rest.split()[0]) == ("[0, 1, 2]", repr(stdin))
     # The shell adds no variables, except `_`, which some shells set for every command.

@@ -1,6 +1,6 @@
 """Sandboxes for untrusted programs, independent of rewards and trajectories.
 
-`open_sandbox` opens one. A new back end is a class with the three methods of `Sandbox` and a record, in
+`open_sandbox` opens one. A new back end is a class with the two methods of `Sandbox` and a record, in
 `sandbox/backends/` or in an entry point of `creditflow.sandboxes`.
 """
 
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_type_hints
 
-from creditflow.errors import did_you_mean
+from pydantic import create_model
+
+from creditflow._utils.sections import Section, checked
 from creditflow.registry import Registry
 from creditflow.sandbox.backends.bubblewrap import Bubblewrap
 from creditflow.sandbox.backends.container import Container
@@ -23,9 +25,7 @@ from creditflow.sandbox.base import (
     Sandbox,
     SandboxBackend,
     SandboxError,
-    SandboxOptionError,
     SandboxUnavailable,
-    expect_option,
 )
 
 __all__ = [
@@ -39,7 +39,6 @@ __all__ = [
     "SandboxBackend",
     "SandboxError",
     "SandboxFusion",
-    "SandboxOptionError",
     "SandboxUnavailable",
     "UnsafeSandboxWarning",
     "UnsafeSubprocess",
@@ -59,26 +58,17 @@ def open_sandbox(backend: str = "auto", **options: Any) -> Sandbox:
     """Open a sandbox by the name of its back end; `auto` is bubblewrap. Never falls back to an unprotected one.
 
     `options`: fields of `Limits`, and the back end's own options (arguments of its class). Cost: bubblewrap runs a
-    test program once per sandbox, 20 ms. Raises SandboxOptionError for an unknown back end, an unknown option or an
-    invalid value, and SandboxUnavailable, with installation advice, if the back end does not work here.
+    test program once per sandbox, 20 ms. Raises ConfigError for an unknown back end, an unknown option or an invalid
+    value, and SandboxUnavailable, with installation advice, if the back end does not work here.
     """
-    expect_option(isinstance(backend, str), "sandbox back end", "a name", backend)
     name = AUTO if backend == "auto" else backend
-    if name not in BACKENDS:
-        names = ["auto", *BACKENDS.names()]
-        raise SandboxOptionError(
-            f"sandbox back end {backend!r}: not one of {', '.join(names)}{did_you_mean(backend, names)}"
-        )
     create = BACKENDS[name].create
-    parameters = dict(inspect.signature(create).parameters)
-    parameters.pop("limits", None)
-    limit_names = {field.name for field in fields(Limits)}
-    for option in options:
-        if option not in limit_names | set(parameters):
-            near = did_you_mean(option, sorted(limit_names | set(parameters)))
-            raise SandboxOptionError(f"sandbox back end {name}: unknown option {option!r}{near}")
-    limits = Limits(**{key: value for key, value in options.items() if key in limit_names})
-    missing = sorted(key for key, value in parameters.items() if value.default is value.empty and key not in options)
-    if missing:
-        raise SandboxOptionError(f"sandbox back end {name}: option {missing[0]!r} is required")
-    return create(limits=limits, **{key: value for key, value in options.items() if key in parameters})
+    limits = {field.name: field.default for field in fields(Limits)}
+    parameters = inspect.signature(create).parameters.values()
+    required = {parameter.name: parameter.default for parameter in parameters if parameter.name != "limits"}
+    own = {option: ... if default is inspect.Parameter.empty else default for option, default in required.items()}
+    hints = {**get_type_hints(create.__init__ if inspect.isclass(create) else create, include_extras=True)}
+    hints |= get_type_hints(Limits, include_extras=True)
+    form: Any = {option: (hints.get(option, Any), default) for option, default in (limits | own).items()}
+    values = dict(checked(create_model("Options", __base__=Section, **form), options, name))
+    return create(limits=Limits(**{option: values.pop(option) for option in limits}), **values)

@@ -10,15 +10,17 @@ import contextlib
 import errno
 import os
 import secrets
+import shlex
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from creditflow.errors import CreditflowError
 from creditflow.sandbox.base import Limits, SandboxError
 from creditflow.sandbox.common import MB
+from creditflow.sandbox.process import call
 
 _PREFIX = "creditflow"
 _SELF = "creditflow-self"
@@ -50,22 +52,10 @@ class Parents:
     """None: version 2, with both controllers in one folder; or version 1 without the pids hierarchy."""
 
     def group(self) -> Group:
-        """A group without folders. Arrange for `close` first, then make the folders with `fill`.
-
-        In this order an exception at any moment leaves no folder behind.
-        """
-        return Group(self.version, [])
-
-    def fill(self, group: Group) -> None:
-        """Make the group's folders, without limits yet. Raises SandboxError if one cannot be made."""
+        """A new group, whose folders are not made yet."""
         # Random: a dead process with our number may have left its groups.
         name = f"{_owner()}-{os.getpid()}-{secrets.token_hex(8)}"
-        try:
-            for parent in (self.memory, self.pids):
-                if parent is not None:
-                    group.make(parent / name)
-        except OSError as error:
-            raise SandboxError(f"the cgroup of a run could not be made: {error}") from error
+        return Group(self.version, [parent / name for parent in (self.memory, self.pids) if parent is not None])
 
     def sweep(self) -> None:
         """Remove the groups left by dead processes, and kill the processes in them."""
@@ -84,57 +74,14 @@ class Group:
     folders: list[Path]
     """The first folder has the memory controller, the last the pids controller if any."""
 
-    def make(self, folder: Path) -> None:
-        """Make one more folder. Raises OSError."""
-        # Recorded first: an exception may arrive right after mkdir.
-        self.folders.append(folder)
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            self.folders.remove(folder)
-            raise
-
-    @contextlib.contextmanager
-    def joined(self) -> Iterator[None]:
-        """Start processes in the group while the context is open (version 1). No effect for version 2: see `add`.
-
-        A thread can move itself in 0.1 ms. Moving another process waits for the kernel to synchronize all processors:
-        10 ms and more while they are busy, in every run.
-        """
-        if self.version != 1:
-            yield
-            return
+    def make(self, limits: Limits) -> None:
+        """Make the folders and set the limits. Arrange for `close` first. Raises SandboxError."""
         try:
             for folder in self.folders:
-                try:
-                    _set(folder / "tasks", "0")
-                except OSError as error:
-                    raise SandboxError(f"a thread could not enter the cgroup of its run: {error}") from error
-            yield
-        finally:
-            self._leave()
-
-    def _leave(self) -> None:
-        """Move this thread out of every folder, then raise SandboxError for the first move that failed."""
-        problem: OSError | None = None
-        for folder in self.folders:
-            try:
-                # Groups are made under our own, so this thread was in the parent folder.
-                _set(folder.parent / "tasks", "0")
-            except OSError as error:
-                problem = problem or error
-        if problem is not None:
-            raise SandboxError(f"a thread could not leave the cgroup of its run: {problem}") from problem
-
-    def limit(self, limits: Limits) -> None:
-        """Set the limits. Call only after `joined` has ended: the kernel must never kill this process for memory.
-
-        Raises SandboxError.
-        """
-        try:
+                folder.mkdir()
             self._limit(limits)
         except OSError as error:
-            raise SandboxError(f"the limits of a cgroup could not be set: {error}") from error
+            raise SandboxError(f"the cgroup of a run could not be made: {error}") from error
 
     def _limit(self, limits: Limits) -> None:
         memory = str(limits.memory_mb * MB)
@@ -150,19 +97,15 @@ class Group:
         if self.version == 2 or len(self.folders) > 1:
             _set(last / "pids.max", str(limits.processes))
 
-    def add(self, pid: int) -> None:
-        """Move a process into the group (version 2; `joined` does it in version 1).
+    def joined(self, command: Sequence[str]) -> list[str]:
+        """The command, executed by a shell that has entered the group: every process of the run begins in it.
 
-        Raises ProcessLookupError or SandboxError.
+        Moving another process would wait for the kernel to synchronize all processors: 10 ms and more while they are
+        busy.
         """
-        if self.version == 1:
-            return
-        try:
-            _set(self.folders[0] / "cgroup.procs", str(pid))
-        except ProcessLookupError:
-            raise
-        except OSError as error:
-            raise SandboxError(f"a process could not be moved to its cgroup: {error}") from error
+        file = "tasks" if self.version == 1 else "cgroup.procs"
+        moves = [f"echo 0 > {shlex.quote(str(folder / file))}" for folder in self.folders]
+        return ["/bin/sh", "-c", " && ".join([*moves, 'exec "$@"']), "sh", *command]
 
     def oom_kills(self) -> int:
         """Number of processes killed because the group's memory was exhausted."""
@@ -176,7 +119,7 @@ class Group:
 
     def close(self) -> None:
         """Remove the folders, and kill the processes still in them. Raises SandboxError if one stays."""
-        problems = [problem for folder in self.folders if (problem := _removed(folder)) is not None]
+        problems = [problem for folder in self.folders if (problem := _removed(folder, _LINGER_S)) is not None]
         if problems:
             raise SandboxError(f"a cgroup could not be removed: {problems[0]}") from problems[0]
 
@@ -193,10 +136,9 @@ def find(choice: str = "auto") -> Parents:
     parents.sweep()
     try:
         with contextlib.closing(parents.group()) as group:
-            parents.fill(group)
-            with group.joined():
-                pass
-            group.limit(Limits())
+            group.make(Limits())
+            if call(group.joined(["true"])) != 0:
+                raise SandboxError("no process can be moved to a new cgroup")
     except SandboxError as error:
         raise NoCgroupError(str(error), odd=not _is_refusal(error.__cause__)) from error
     return parents
@@ -281,12 +223,12 @@ def _is_delegated(folder: Path) -> bool:
     return False
 
 
-def _removed(folder: Path, linger_s: float | None = None) -> OSError | None:
+def _removed(folder: Path, linger_s: float) -> OSError | None:
     """Remove a group, and kill the processes in it; return the error if it is still there.
 
     A process that has just died stays in its group for a moment.
     """
-    deadline = time.monotonic() + (_LINGER_S if linger_s is None else linger_s)
+    deadline = time.monotonic() + linger_s
     while True:
         try:
             folder.rmdir()
@@ -302,14 +244,12 @@ def _removed(folder: Path, linger_s: float | None = None) -> OSError | None:
 
 
 def _empty(folder: Path) -> None:
-    """Kill the processes in a group. If an interrupted `joined` left a thread of this process there, move it out."""
+    """Kill the processes in a group."""
     with contextlib.suppress(OSError):
         for pid in map(int, (folder / "cgroup.procs").read_text().split()):
             # 0 denotes a process in a pid namespace that is hidden from us; kill(0) would hit our process group.
-            with contextlib.suppress(OSError):
-                if pid == os.getpid():
-                    _set(folder.parent / "tasks", "0")
-                elif pid > 0:
+            if pid > 0:
+                with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
 
 

@@ -9,7 +9,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from creditflow.sandbox.base import Limits, SandboxError, SandboxUnavailable, expect_option
+from creditflow.errors import ConfigError
+from creditflow.sandbox.base import Limits, SandboxError, SandboxUnavailable
 from creditflow.sandbox.common import MB
 
 NOBODY = 65534
@@ -48,9 +49,9 @@ def find_bwrap() -> str:
 
 
 def folder(path: str) -> str:
-    """The path, if it is absolute and exists. Raises SandboxOptionError."""
-    fits = isinstance(path, str) and path.startswith("/") and Path(path).exists()
-    expect_option(fits, "sandbox back end bubblewrap: ro_bind", "an existing absolute path", path)
+    """The path, if it is absolute and exists. Raises ConfigError."""
+    if not (path.startswith("/") and Path(path).exists()):
+        raise ConfigError(f"bubblewrap.ro_bind: expected an existing absolute path, got {path!r}")
     return path
 
 
@@ -66,7 +67,8 @@ def interpreters() -> list[str]:
 def prefix_of(python: str) -> list[str]:
     """Folders outside /usr that an interpreter needs: its own installation."""
     path = Path(python)
-    expect_option(path.is_absolute(), "sandbox back end bubblewrap: python", "an absolute path", python)
+    if not path.is_absolute():
+        raise ConfigError(f"bubblewrap.python: expected an absolute path, got {python!r}")
     prefixes = {path.parent.parent, path.resolve().parent.parent}
     home = Path.home()
     for prefix in prefixes:

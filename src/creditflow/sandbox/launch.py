@@ -18,44 +18,26 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from creditflow.sandbox.base import SandboxError
-from creditflow.sandbox.common import END_ALL
 from creditflow.sandbox.process import Child, ProcessOutput, attend, sealed
 
 _START_S = 10.0
 """Timeout for bwrap to set up a box, in seconds; 3 ms is usual."""
 
-_READY = """
-exec 8>&2 9>&0 0<{stdin}
+SCRIPT = """
+exec 9>&0 0<{stdin}
 unset PWD OLDPWD SHLVL
 echo >&9
 read -r go <&9 || exit
+exec "$@" 9>&-
 """
-"""Bubblewrap passes descriptors on under the same numbers, and a plain shell can address only those up to 9: the socket
-is therefore the shell's input, and the program's input is a file in the box."""
-_GO = 'exec "$@" 8>&- 9>&-'
-_KEEP = """
-exec 2>/dev/null
-(exec "$@" 2>&8 8>&- 9>&-)
-code=$?
-{end_all}
-{{ {hand_out}
-}} >&9
-exit $code
-"""
-"""The program's remaining processes are killed before any file is read: they could replace a file with a pipe."""
+"""For the shell that is pid 1 of a box: wait for the release, then execute the arguments in place of the shell.
 
-
-def script(stdin: str, hand_out: str = "") -> str:
-    """The script for pid 1 of a box; its arguments are the program's command.
-
-    `stdin`: the path of the program's input. `hand_out`: a script that prints the kept files after the program ends;
-    without it the shell executes the program in place of itself.
-    """
-    return _READY.format(stdin=stdin) + (_KEEP.format(hand_out=hand_out, end_all=END_ALL) if hand_out else _GO)
+`stdin`: the path of the program's input, a file in the box. Bubblewrap passes descriptors on under the same numbers,
+and a plain shell can address only those up to 9: the socket is therefore the shell's own input."""
 
 
 class Descriptors:
@@ -103,7 +85,7 @@ class Launch:
     out: int
     err: int
     channel: int
-    """The socket to the shell in the box; also carries the kept files."""
+    """The socket to the shell in the box."""
     passed: tuple[int, ...]
     """Descriptors for bwrap only: its stdin, stdout and stderr, and those named in its arguments."""
     bwrap: Child = field(default_factory=Child)
@@ -135,29 +117,19 @@ class Launch:
                 raise ValueError("command: it is too long, or the names to keep are") from error
             raise SandboxError(f"bwrap could not be started: {error}") from error
 
-    def run(
-        self, confine: Callable[[int], None], limit: Callable[[], None], wall_s: float, caps: Mapping[str, int]
-    ) -> ProcessOutput:
-        """Confine pid 1 of the box, release it, and wait for its end.
-
-        `limit` sets the limits of the run's cgroup, `confine` those of a process; `caps`: bytes of `output` (stdout and
-        stderr together), and of `kept` if there are files to keep.
-        """
+    def run(self, confine: Callable[[int], None], wall_s: float, most: int) -> ProcessOutput:
+        """Confine pid 1 of the box, release it, and wait for its end. `most`: bytes of stdout and stderr together."""
         process = self.bwrap.process
         assert process is not None
         self.fds.close(*self.passed)
         # This ORDER prevents a program from running unconfined, or without the harness: (1) find pid 1 and hold it by a
-        # pidfd, so that every later failure ends it; (2) limit the group; (3) confine pid 1; (4) wait until the shell
-        # reports that bwrap is done: the box then ends with this process; (5) only then release the program.
-        if self._find(_START_S):
-            limit()
-            with contextlib.suppress(ProcessLookupError):  # already dead: the shell will not answer
+        # pidfd, so that every later failure ends it; (2) wait until the shell reports that bwrap is done: the box then
+        # ends with this process; (3) confine pid 1; (4) only then release the program.
+        if self._find(_START_S) and self._shell_is_there():
+            with contextlib.suppress(ProcessLookupError):  # already dead: the release will fail
                 confine(self.pid())
-            if self._shell_is_there():
-                started = time.monotonic()
-                self._go()
-                return self._attend(process, wall_s, caps, started)
-        return self._attend(process, _START_S, caps, time.monotonic())
+            self._go()
+        return attend(process, (self.out, self.err), most, wall_s if self.started else _START_S, self._kill)
 
     def pid(self) -> int:
         """The host pid of the box's pid 1. Raises SandboxError if bwrap reports none."""
@@ -193,14 +165,6 @@ class Launch:
             # Set before the write: an exception right after the write must find the program marked as started.
             self.started = True
             os.write(self.channel, b"go\n")
-
-    def _attend(
-        self, process: subprocess.Popen[bytes], wall_s: float, caps: Mapping[str, int], started: float
-    ) -> ProcessOutput:
-        outputs = {self.out: "output", self.err: "output"}
-        if "kept" in caps:
-            outputs[self.channel] = "kept"
-        return attend(process, outputs, caps, wall_s, self._kill, started=started)
 
     def _kill(self) -> None:
         """Kill pid 1 of the box, and with it every process in the box; bwrap then ends."""

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,8 @@ class ProcessOutput:
 
     returncode: int
     """As in subprocess: -N for signal N."""
-    output: dict[int, bytes]
-    """Output by descriptor."""
+    stdout: bytes
+    stderr: bytes
     seconds: float
     cpu_s: float
     """CPU seconds of the child and of its descendants that were waited for."""
@@ -153,22 +153,19 @@ def _ticks() -> int:
 
 def attend(
     process: subprocess.Popen[bytes],
-    outputs: Mapping[int, str],
-    caps: Mapping[str, int],
+    outputs: tuple[int, int],
+    most: int,
     wall_s: float,
     kill: Callable[[], None],
-    *,
-    started: float | None = None,
 ) -> ProcessOutput:
-    """Read the outputs until the process has ended; kill it if it exceeds the time limit or a cap.
+    """Read the outputs until the process has ended; kill it if it exceeds the time limit or the cap of its output.
 
-    `outputs`: descriptors to read (left open), each with the name of the cap that it counts against; `caps`: bytes by
-    name. `kill` must end the process and all others that could hold an output open; it is called at most once.
-    `started` is the start of the clock (time.monotonic; default: now). After the end of the process the rest of its
-    pipes is read without waiting: a child process may hold them open.
+    `outputs`: the descriptors of its stdout and stderr (left open); `most`: their bytes together. `kill` must end the
+    process and all others that could hold an output open; it is called at most once. After the end of the process the
+    rest of its pipes is read without waiting: a child process may hold them open.
     """
-    started = time.monotonic() if started is None else started
-    reader = _Reader(outputs, caps)
+    started = time.monotonic()
+    reader = _Reader(outputs, most)
     limit: Limit | None = None
     with _ended(process) as (end_fd, tick), selectors.DefaultSelector() as selector:
         for fd in outputs:
@@ -199,7 +196,8 @@ def attend(
         limit = "output"
     elif limit == "wall":
         reader.drain()
-    return ProcessOutput(returncode, {fd: bytes(data) for fd, data in reader.data.items()}, seconds, cpu_s, limit)
+    stdout, stderr = map(bytes, reader.data.values())
+    return ProcessOutput(returncode, stdout, stderr, seconds, cpu_s, limit)
 
 
 def start(child: Child, words: Sequence[str], stdin: bytes, **options: Any) -> subprocess.Popen[bytes]:
@@ -218,53 +216,40 @@ def start(child: Child, words: Sequence[str], stdin: bytes, **options: Any) -> s
         os.close(input_fd)
 
 
-def attend_pipes(
-    process: subprocess.Popen[bytes],
-    most: int,
-    wall_s: float,
-    kill: Callable[[], None],
-    *,
-    started: float | None = None,
-) -> tuple[bytes, bytes, ProcessOutput]:
-    """Attend a process with pipes, see `attend`; return its stdout and stderr, at most `most` bytes together."""
+def attend_pipes(process: subprocess.Popen[bytes], most: int, wall_s: float, kill: Callable[[], None]) -> ProcessOutput:
+    """Attend a process with pipes; see `attend`."""
     assert process.stdout is not None
     assert process.stderr is not None
-    out, err = process.stdout.fileno(), process.stderr.fileno()
     with process.stdout, process.stderr:
-        end = attend(process, {out: "output", err: "output"}, {"output": most}, wall_s, kill, started=started)
-    return end.output[out], end.output[err], end
+        return attend(process, (process.stdout.fileno(), process.stderr.fileno()), most, wall_s, kill)
 
 
 class _Reader:
-    """Read non-blocking descriptors, up to caps."""
+    """Read non-blocking descriptors, up to a cap on their bytes together."""
 
-    def __init__(self, outputs: Mapping[int, str], caps: Mapping[str, int]) -> None:
+    def __init__(self, outputs: Sequence[int], most: int) -> None:
         self.data: dict[int, bytearray] = {fd: bytearray() for fd in outputs}
         self.exceeded = False
-        self._cap_of = dict(outputs)
-        self._left = dict(caps)
+        self._left = most
         self._open = set(outputs)
 
     def read(self, fd: int) -> bool:
         """Read once; False at the end, or over the cap."""
-        cap = self._cap_of[fd]
         try:
             # Read one byte more than is left: output exactly as long as the cap does not exceed it.
-            chunk = os.read(fd, min(_CHUNK, self._left[cap] + 1))
+            chunk = os.read(fd, min(_CHUNK, self._left + 1))
         except BlockingIOError:
             return True
-        except ConnectionResetError:  # a socket: the other end closed before it had read everything
-            chunk = b""
         if not chunk:
             self._open.discard(fd)
             return False
-        self.exceeded = self.exceeded or len(chunk) > self._left[cap]
-        self.data[fd] += chunk[: self._left[cap]]
-        self._left[cap] = max(0, self._left[cap] - len(chunk))
+        self.exceeded = self.exceeded or len(chunk) > self._left
+        self.data[fd] += chunk[: self._left]
+        self._left = max(0, self._left - len(chunk))
         return not self.exceeded
 
     def drain(self) -> bool:
-        """Read the available bytes without waiting; return whether a cap was exceeded."""
+        """Read the available bytes without waiting; return whether the cap was exceeded."""
         for fd in sorted(self._open):
             before = -1
             while before != len(self.data[fd]) and not self.exceeded:

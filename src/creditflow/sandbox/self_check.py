@@ -73,10 +73,10 @@ def check_sandbox(box: Sandbox) -> Iterator[ProbeVerdict]:
 
 
 def works(box: Sandbox, token: str) -> Finding:
-    """Read the input and a file, and leave a file."""
+    """Read the input and a file, and write to the folder."""
     box.write("given", token.encode())
-    _, facts = _run(box, "open('left', 'w').write(TOKEN); report(read=sys.stdin.read() + open('given').read())", token)
-    return facts.get("read") == "input" + token and box.read("left") == token.encode(), "input and files arrive"
+    _, facts = _run(box, "open('own', 'w'); report(read=sys.stdin.read() + open('given').read())")
+    return facts.get("read") == "input" + token, "input and files arrive"
 
 
 def network(box: Sandbox, token: str) -> Finding:
@@ -190,7 +190,7 @@ PROBES = (works, network, write_outside, read_host, processes, memory, clock, ou
 def _run(box: Sandbox, body: str, token: str = "", **facts: Any) -> tuple[Result, dict[str, Any]]:
     """Run a program; returns its result and its last report. Raises SandboxError if it did not start or failed."""
     program = _PRELUDE.format(token=token, facts=json.dumps(facts)) + body
-    result = box.run(["python", "-c", program], stdin=b"input", keep=("left",))
+    result = box.run(["python", "-c", program], stdin=b"input")
     reports = [line for line in result.stdout.split(b"\n") if line.startswith(b'{"') and line.endswith(b"}")]
     if not reports or (b"Traceback" in result.stderr and b"MemoryError" not in result.stderr):
         raise SandboxError(f"the program did not run: {result.stderr[-200:].decode(errors='replace').strip()}")

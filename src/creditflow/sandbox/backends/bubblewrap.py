@@ -14,29 +14,19 @@ import math
 import signal
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from creditflow.sandbox import cgroup as cgroups
 from creditflow.sandbox import host, launch, seccomp
-from creditflow.sandbox.base import (
-    Limit,
-    Limits,
-    Result,
-    SandboxBackend,
-    SandboxError,
-    SandboxUnavailable,
-    expect_option,
-)
-from creditflow.sandbox.common import MB, Box, KeptFile, by_signal, hand_out, handed_out, handed_out_bytes
+from creditflow.sandbox.base import Limit, Limits, Result, SandboxBackend, SandboxError, SandboxUnavailable
+from creditflow.sandbox.common import MB, Box, by_signal
 from creditflow.sandbox.process import ProcessOutput
-from creditflow.sandbox.tmpfs import bound_files
+from creditflow.sandbox.tmpfs import bound_inodes
 
 _WORK = "/tmp/work"
 _STDIN = "/dev/.stdin"
 """Path in the root file system, which is read-only when the program starts."""
-_SETUP_S = 10.0
-"""Timeout for the tmpfs of a box to appear, in seconds; 1 or 2 ms are usual."""
 _PROBE_S = 60.0
 """Least timeout of the programs that find out whether a Python runs here, in seconds. They take milliseconds; a short
 `wall_s` is for other programs, and must not make a busy machine look unable."""
@@ -50,9 +40,6 @@ import os, site
 for folder in site.getsitepackages():
     if os.path.isdir(folder): print(os.path.realpath(folder))
 """
-_KEEP_PROCESSES = 4
-"""Processes allowed to the shell that prints the kept files, on top of the program's, which may all still exist as
-zombies."""
 
 
 class Bubblewrap(Box):
@@ -62,7 +49,7 @@ class Bubblewrap(Box):
     /usr/local/bin/python3 that works in the box. It runs isolated (`-I`: a script's own folder is not on sys.path).
     `site`: whether site packages are available; without them Python starts 1 ms faster. `ro_bind`: further folders,
     readable in the box at the same path. `cgroup`: `auto`, `none`, or a version 2 folder that was delegated with the
-    controllers memory and pids. Cost: about 7 ms a run, and 1 ms more with kept files.
+    controllers memory and pids. Cost: about 7 ms a run.
     """
 
     def __init__(
@@ -75,10 +62,9 @@ class Bubblewrap(Box):
         site: bool = False,
     ) -> None:
         super().__init__(limits or Limits())
-        _check(python=python, ro_bind=ro_bind, cgroup=cgroup, site=site)
         self._bwrap = host.find_bwrap()
         self._filter = seccomp.program()
-        self._ro_bind = [host.folder(path) for path in ([ro_bind] if isinstance(ro_bind, str) else ro_bind)]
+        self._ro_bind = [host.folder(path) for path in ro_bind]
         self._site = site
         self._parents, self._why_no_cgroup = _parents(cgroup)
         self._prlimit = host.prlimit(self._limits)
@@ -88,7 +74,9 @@ class Bubblewrap(Box):
         self._arguments: list[str] = []
         self._final: list[str] = []
         self._why_not_files = ""
+        self._probing = True
         self._probe([python] if python else host.interpreters())
+        self._probing = False
 
     def memory_bound(self) -> tuple[int, str]:
         """The memory bound of all processes of a run together, in bytes, and the mechanism that enforces it."""
@@ -120,26 +108,15 @@ class Bubblewrap(Box):
         )
 
     def _try(self, prefix: list[str]) -> Result:
-        """Run a test program with this interpreter, and record whether the number of files can be bounded here."""
+        """Run a test program with this interpreter, which sees site packages only if that is wanted."""
         self._arguments, self._final = _arguments(self._limits, prefix, [], self._ro_bind)
-        try:
-            result = self._python(_SITE_PACKAGES)
-        except _FilesUnboundedError as error:
-            self._why_not_files = str(error)
-            result = self._python(_SITE_PACKAGES)
-        if self._site or not result.ok:
-            return result if not result.ok else self._python("print(6 * 7)")
-        hidden = result.stdout.decode(errors="replace").splitlines()
-        self._arguments, self._final = _arguments(self._limits, prefix, hidden, self._ro_bind)
-        return self._python("print(6 * 7)")
-
-    def _python(self, code: str) -> Result:
-        """Run a line of Python with these limits, but with time to start on a busy machine."""
-        limits, self._limits = self._limits, replace(self._limits, wall_s=max(self._limits.wall_s, _PROBE_S))
-        try:
-            return self._run(["python", "-c", code], b"", (), {})[0]
-        finally:
-            self._limits = limits
+        if not self._site:
+            result = self._run(["python", "-c", _SITE_PACKAGES], b"", {})
+            if not result.ok:
+                return result
+            hidden = result.stdout.decode(errors="replace").splitlines()
+            self._arguments, self._final = _arguments(self._limits, prefix, hidden, self._ro_bind)
+        return self._run(["python", "-c", "print(6 * 7)"], b"", {})
 
     def files_bound(self) -> tuple[int | None, str]:
         """The largest number of files and folders of a run (None: limited by time and memory only), and the reason."""
@@ -147,38 +124,32 @@ class Bubblewrap(Box):
             return None, f"the tmpfs has no number of inodes: {self._why_not_files}"
         return self._limits.files, "number of inodes of the tmpfs"
 
-    def _run(
-        self, command: list[str], stdin: bytes, keep: tuple[str, ...], files: Mapping[str, bytes]
-    ) -> tuple[Result, dict[str, KeptFile]]:
+    def _run(self, command: list[str], stdin: bytes, files: Mapping[str, bytes]) -> Result:
         if len(files) > _FILES:
             raise SandboxError(f"bubblewrap takes {_FILES} files, {len(files)} were written")
         words = [self.python, "-I", *command[1:]] if command[0] == "python" else command
         with contextlib.ExitStack() as stack:
             try:
-                box = self._prepared(launch.Descriptors(stack), stdin, files)
+                box, start = self._prepared(launch.Descriptors(stack), stdin, files)
             except OSError as error:  # no descriptors, no memory
                 raise SandboxError(f"a run could not be prepared: {error}") from error
-            group = None
-            if self._parents is not None:
-                group = self._parents.group()
+            group = None if self._parents is None else self._parents.group()
+            if group is not None:
                 stack.callback(group.close)
-                self._parents.fill(group)
+                group.make(replace(self._limits, processes=self._limits.processes + 1))  # and bwrap
             # Pushed last, so that it runs first: a group cannot be removed before its processes are dead.
-            stack.callback(box.launch.end)
-            # Only the start: memory that this thread allocates here is charged to the group.
-            with group.joined() if group is not None else contextlib.nullcontext():
-                box.launch.start([*box.words, "/bin/sh", "-c", self._script(keep, stdin), "sh", *self._prlimit, *words])
-            end = self._confined(box.launch, group, len(keep))
-            status = box.launch.exit_code()
+            stack.callback(box.end)
+            whole = [*start, *self._prlimit, *words]
+            box.start(whole if group is None else group.joined(whole))
+            wall_s = max(self._limits.wall_s, _PROBE_S) if self._probing else self._limits.wall_s
+            end = box.run(self._bound_files, wall_s, self._limits.output_bytes)
             oom = group is not None and group.oom_kills() > 0
-        result = self._result(end, status, oom, box.launch)
-        if not keep or not box.launch.started:
-            return result, {}
-        lines = end.output[box.launch.channel].split(b"\n")
-        return result, handed_out(keep, lines, self._limits.output_bytes)
+            return self._result(end, box.exit_code(), oom, box.started)
 
-    def _prepared(self, fds: launch.Descriptors, stdin: bytes, files: Mapping[str, bytes]) -> _Prepared:
-        """The descriptors and the command line of bwrap, without the program."""
+    def _prepared(
+        self, fds: launch.Descriptors, stdin: bytes, files: Mapping[str, bytes]
+    ) -> tuple[launch.Launch, list[str]]:
+        """A launch, and the command line that starts its shell."""
         filter_fd = fds.sealed(self._filter)
         status, status_in = fds.pipe()
         out, out_in = fds.pipe()
@@ -193,38 +164,29 @@ class Bubblewrap(Box):
             passed.append(fds.sealed(stdin))
             words += ["--perms", "0444", "--file", str(passed[-1]), _STDIN]
         words += ["--json-status-fd", str(status_in), "--seccomp", str(filter_fd), *self._final, "--"]
-        return _Prepared(words, launch.Launch(fds, status, out, err, channel, (box_end, out_in, err_in, *passed)))
+        words += ["/bin/sh", "-c", launch.SCRIPT.format(stdin=_STDIN if stdin else "/dev/null"), "sh"]
+        return launch.Launch(fds, status, out, err, channel, (box_end, out_in, err_in, *passed)), words
 
-    def _script(self, keep: tuple[str, ...], stdin: bytes) -> str:
-        report = hand_out(keep, self._limits.output_bytes, "base64 -w 0") if keep else ""
-        return launch.script(_STDIN if stdin else "/dev/null", report)
+    def _bound_files(self, pid: int) -> None:
+        """Bound the number of files of a box. If that is not possible here, the first run records the reason."""
+        if self._why_not_files:
+            return
+        try:
+            bound_inodes(pid, self._limits.files)
+        except ProcessLookupError:
+            raise
+        except OSError as error:
+            if not self._probing:
+                raise SandboxError(f"the number of files in a box could not be bounded: {error}") from error
+            self._why_not_files = str(error)
 
-    def _confined(self, started: launch.Launch, group: cgroups.Group | None, keep: int) -> ProcessOutput:
-        """Confine a started bwrap, and wait for its end; `keep`: the number of files to keep."""
-        limits = self._limits
-
-        def limit() -> None:
-            if group is not None:
-                group.limit(_with_room(limits, keep))
-
-        def confine(pid: int) -> None:
-            if group is not None:
-                group.add(pid)
-            if not self._why_not_files:
-                _bound_files(pid, limits)
-
-        caps = {"output": limits.output_bytes}
-        if keep:
-            caps["kept"] = handed_out_bytes(keep, limits.output_bytes)
-        return started.run(confine, limit, limits.wall_s, caps)
-
-    def _result(self, end: ProcessOutput, status: int | None, oom: bool, started: launch.Launch) -> Result:
+    def _result(self, end: ProcessOutput, status: int | None, oom: bool, started: bool) -> Result:
         """The result of a run. Raises SandboxError if the program was never started."""
-        out, err = end.output[started.out], end.output[started.err]
+        out, err = end.stdout, end.stderr
         if status is None and oom:  # the kernel killed bwrap, too
             return Result(None, out, err, end.seconds, "memory")
         limit = end.limit
-        if not started.started or (status is None and limit is None):
+        if not started or (status is None and limit is None):
             message = err.decode(errors="replace").strip()[:500] or f"it ended with {end.returncode}"
             raise SandboxError(f"bwrap failed: {message}")
         # Bubblewrap and the shell both return 128 + N if signal N ended the program.
@@ -239,39 +201,6 @@ class Bubblewrap(Box):
             limit=limit,
             signal=number if end.limit is None else None,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    """A launch, and its command line without the program."""
-
-    words: list[str]
-    launch: launch.Launch
-
-
-class _FilesUnboundedError(SandboxError):
-    """The number of files in a box could not be bounded."""
-
-
-def _bound_files(pid: int, limits: Limits) -> None:
-    try:
-        bound_files(pid, "/tmp", limits.disk_mb * MB, limits.files, _SETUP_S)
-    except ProcessLookupError:
-        raise
-    except OSError as error:
-        raise _FilesUnboundedError(str(error)) from error
-
-
-def _check(*, python: object, ro_bind: object, cgroup: object, site: object) -> None:
-    """Refuse options of the wrong type."""
-    options = {
-        "python": (isinstance(python, str), "a path", python),
-        "ro_bind": (isinstance(ro_bind, str | list | tuple), "a list of paths", ro_bind),
-        "cgroup": (isinstance(cgroup, str), "auto, none or a folder", cgroup),
-        "site": (isinstance(site, bool), "true or false", site),
-    }
-    for name, (fits, kind, value) in options.items():
-        expect_option(fits, f"sandbox back end bubblewrap: {name}", kind, value)
 
 
 def _parents(choice: str) -> tuple[cgroups.Parents | None, str]:
@@ -320,11 +249,6 @@ def _arguments(
         args += ["--setenv", name, value]
     # These have no size limit, so they become read-only; until then bwrap can mount on them.
     return args, [word for folder in [*hidden, "/"] for word in ("--remount-ro", folder)]
-
-
-def _with_room(limits: Limits, keep: int) -> Limits:
-    """The limits of a group that also holds bwrap and the shell that prints the kept files."""
-    return replace(limits, processes=limits.processes + 1 + (_KEEP_PROCESSES if keep else 0))
 
 
 def _limit_of(number: int | None, oom: bool, cpu_used_up: bool) -> Limit | None:

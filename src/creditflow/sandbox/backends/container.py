@@ -1,8 +1,8 @@
 """Sandbox by docker or podman, with a new container per run. Independent of rewards and other back ends.
 
-No folder of this machine is mounted: files enter as a tar archive on the container's input. The exit code and the kept
-files follow a random word on its output, new in each run. Without that word the program's end is unknown, and the run
-failed: a program may also end with docker's own exit codes (125 to 127, 137).
+No folder of this machine is mounted: files enter as a tar archive on the container's input. The exit code follows a
+random word on its output, new in each run. Without that word the program's end is unknown, and the run failed: a
+program may also end with docker's own exit codes (125 to 127, 137).
 """
 
 from __future__ import annotations
@@ -17,23 +17,17 @@ import signal
 import subprocess
 import tarfile
 import time
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
 
-from creditflow.sandbox.base import Limits, Result, SandboxBackend, SandboxError, SandboxUnavailable, expect_option
-from creditflow.sandbox.common import (
-    END_ALL,
-    MB,
-    Box,
-    KeptFile,
-    by_signal,
-    hand_out,
-    handed_out,
-    handed_out_bytes,
-)
+from pydantic import Field
+
+from creditflow._utils.sections import expected
+from creditflow.sandbox.base import Limit, Limits, Result, SandboxBackend, SandboxError, SandboxUnavailable
+from creditflow.sandbox.common import MB, Box, by_signal
 from creditflow.sandbox.process import Child, ProcessOutput, attend_pipes, call, start
 
-ENGINES = ("docker", "podman")
+ENGINES: tuple[Literal["docker", "podman"], ...] = ("docker", "podman")
 _ANSWER_S = 20.0
 _START_S = 5.0
 """Time allowed for starting a container on top of the program's time, in seconds."""
@@ -46,12 +40,14 @@ word=$1; shift
 cd /tmp/work
 (exec "$@" 0</tmp/stdin)
 code=$?
-{end_all}
+kill -KILL -1 2>/dev/null
+while kill -0 -1 2>/dev/null && command eval '(:)' 2>/dev/null; do :; done
 printf '\\n%s %s\\n' "$word" "$code"
-{hand_out}
 exit 0
 """
-"""Pid 1 of the container. The program's remaining processes are killed before anything is printed or read."""
+"""Pid 1 of the container. Before it prints, it kills all other processes and waits until they are dead: a killed
+process still completes its current system call. Waiting for a child process, `(:)`, also reaps the orphans; if the
+process limit leaves no room for that child, the loop ends (`command eval` keeps the shell alive)."""
 
 
 class Container(Box):
@@ -62,17 +58,19 @@ class Container(Box):
     Cost: 0.3 to 1 s a run, so this back end is for machines without a working bubblewrap.
     """
 
-    def __init__(self, limits: Limits | None = None, *, image: str, engine: str = "", cpus: float = 1.0) -> None:
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        *,
+        image: Annotated[str, Field(pattern="^[^-]"), expected("a name")],
+        engine: Literal["docker", "podman"] | None = None,
+        cpus: Annotated[float, Field(gt=0)] = 1.0,
+    ) -> None:
         super().__init__(limits or Limits())
-        key, number = "sandbox back end container", isinstance(cpus, int | float) and not isinstance(cpus, bool)
-        fits = isinstance(image, str) and image and not image.startswith("-")
-        expect_option(fits, f"{key}: image", "a name", image)
-        expect_option(engine in ("", *ENGINES), f"{key}: engine", f"one of {', '.join(ENGINES)}", engine)
-        expect_option(number and 0 < cpus < math.inf, f"{key}: cpus", "a number above 0", cpus)
         self._image, self._cpus = image, cpus
         self._engine = _answering([engine] if engine else ENGINES)
         try:
-            result = self._run(["python", "-c", "print(6 * 7)"], b"", (), {})[0]
+            result = self._run(["python", "-c", "print(6 * 7)"], b"", {})
         except SandboxError as error:
             raise SandboxUnavailable(
                 f"sandbox back end container: {error}; is the image there? It is not pulled"
@@ -105,20 +103,14 @@ class Container(Box):
             *("--entrypoint", "/bin/sh", self._image),
         ]
 
-    def _run(
-        self, command: list[str], stdin: bytes, keep: tuple[str, ...], files: Mapping[str, bytes]
-    ) -> tuple[Result, dict[str, KeptFile]]:
+    def _run(self, command: list[str], stdin: bytes, files: Mapping[str, bytes]) -> Result:
         words = ["python", "-I", *command[1:]] if command[0] == "python" else command
         name = f"creditflow-{os.getpid()}-{secrets.token_hex(8)}"
         word = secrets.token_hex(16)
-        script = _SCRIPT.format(
-            end_all=END_ALL, hand_out=hand_out(keep, self._limits.output_bytes, "base64 | tr -d '\\n'")
-        )
-        args = [*self.arguments(name), "-c", script, "sh", word, *words]
-        out, err, end = self._attend(args, name, _archive(files, stdin), len(keep))
-        return self._result(out, err, end, word, keep)
+        args = [*self.arguments(name), "-c", _SCRIPT, "sh", word, *words]
+        return self._result(self._attend(args, name, _archive(files, stdin)), word)
 
-    def _attend(self, args: list[str], name: str, archive: bytes, keep: int) -> tuple[bytes, bytes, ProcessOutput]:
+    def _attend(self, args: list[str], name: str, archive: bytes) -> ProcessOutput:
         child = Child()
 
         def kill(pid: int) -> None:
@@ -128,14 +120,13 @@ class Container(Box):
             # Once more: the engine may have been about to create the container.
             self._remove(name)
 
-        limits = self._limits
-        most = limits.output_bytes + _TRAILER_BYTES + handed_out_bytes(keep, limits.output_bytes)
+        most, wall_s = self._limits.output_bytes + _TRAILER_BYTES, self._limits.wall_s + _START_S
         try:
             try:
                 process = start(child, [self._engine, *args], archive, process_group=0)
             except OSError as error:
                 raise SandboxError(f"{self._engine} could not be started: {error}") from error
-            return attend_pipes(process, most, limits.wall_s + _START_S, lambda: kill(process.pid))
+            return attend_pipes(process, most, wall_s, lambda: kill(process.pid))
         finally:
             child.end(kill)
 
@@ -144,38 +135,35 @@ class Container(Box):
         with contextlib.suppress(subprocess.TimeoutExpired, OSError):
             call([self._engine, "rm", "--force", name], timeout=_ANSWER_S)
 
-    def _result(
-        self, out: bytes, err: bytes, end: ProcessOutput, word: str, keep: tuple[str, ...]
-    ) -> tuple[Result, dict[str, KeptFile]]:
+    def _result(self, end: ProcessOutput, word: str) -> Result:
         most = self._limits.output_bytes
-        output, separator, trailer = out.rpartition(b"\n" + word.encode() + b" ")
-        if end.limit is not None or not separator:
-            if end.limit is None:
-                problem = err.decode(errors="replace").strip()[-300:] or f"it ended with {end.returncode}"
-                raise SandboxError(f"{self._engine}: {problem}")
-            return Result(None, out[:most], err[: max(0, most - len(out))], end.seconds, end.limit), {}
-        code, *lines = trailer.split(b"\n")
+        output, separator, trailer = end.stdout.rpartition(b"\n" + word.encode() + b" ")
+        if end.limit is not None:
+            output = end.stdout
+        elif not separator:
+            problem = end.stderr.decode(errors="replace").strip()[-300:] or f"it ended with {end.returncode}"
+            raise SandboxError(f"{self._engine}: {problem}")
+        code = trailer.partition(b"\n")[0]
         status = int(code) if code.isdigit() else -1
-        number = by_signal(status)
-        limit: Literal["output", "file_size", "cpu"] | None = None
-        if len(output) + len(err) > most:
+        number = None if end.limit is not None else by_signal(status)
+        limit: Limit | None = end.limit
+        if limit is None and len(output) + len(end.stderr) > most:
             limit = "output"
         elif number == signal.SIGXFSZ:
             limit = "file_size"
         elif number == signal.SIGXCPU:
             limit = "cpu"
-        result = Result(
+        return Result(
             exit_code=None if number is not None or limit is not None else status,
             stdout=output[:most],
-            stderr=err[: max(0, most - len(output))],
+            stderr=end.stderr[: max(0, most - len(output))],
             seconds=end.seconds,
             limit=limit,
             signal=number,
         )
-        return result, handed_out(keep, lines, most)
 
 
-def _answering(engines: tuple[str, ...] | list[str]) -> str:
+def _answering(engines: Sequence[str]) -> str:
     """The path of the first engine that responds. Raises SandboxUnavailable, with the message of each engine."""
     messages = []
     for engine in engines:

@@ -5,18 +5,14 @@ Only the wall clock and the output size are limited; the program has the user's 
 
 from __future__ import annotations
 
-import contextlib
-import os
-import stat
 import sys
 import tempfile
-import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from creditflow.sandbox.base import Limits, Result, SandboxBackend, SandboxError
-from creditflow.sandbox.common import Box, KeptFile
+from creditflow.sandbox.common import Box
 from creditflow.sandbox.process import Child, attend_pipes, call, kill_group, start
 
 
@@ -40,29 +36,27 @@ class UnsafeSubprocess(Box):
             stacklevel=2,
         )
 
-    def _run(
-        self, command: list[str], stdin: bytes, keep: tuple[str, ...], files: Mapping[str, bytes]
-    ) -> tuple[Result, dict[str, KeptFile]]:
-        name = tempfile.mkdtemp(prefix="creditflow-unsafe-")
-        with _gone_afterwards(name):
-            folder = Path(name)
+    def _run(self, command: list[str], stdin: bytes, files: Mapping[str, bytes]) -> Result:
+        folder = tempfile.mkdtemp(prefix="creditflow-unsafe-")
+        try:
             for path, content in files.items():
-                target = folder / path
+                target = Path(folder, path)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(content)
-            result = self._process(command, stdin, name)
-            return result, {path: self._kept(folder / path) for path in keep}
+            return self._process(command, stdin, folder)
+        finally:
+            call(["rm", "-rf", "--", folder])  # not by shutil, which recurses; a program may nest folders deeply
 
     def _process(self, command: list[str], stdin: bytes, folder: str) -> Result:
         words = [sys.executable, "-I", *command[1:]] if command[0] == "python" else command
         env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8"}
-        started, child, limits = time.monotonic(), Child(), self._limits
+        child = Child()
         try:
             try:
                 process = start(child, words, stdin, cwd=folder, env=env, start_new_session=True)
             except (FileNotFoundError, PermissionError) as error:
                 code, reason = (127, "not found") if isinstance(error, FileNotFoundError) else (126, "not allowed")
-                return Result(code, stderr=f"{words[0]}: {reason}\n".encode(), seconds=time.monotonic() - started)
+                return Result(code, stderr=f"{words[0]}: {reason}\n".encode())
             except OSError as error:
                 raise SandboxError(f"unsafe_subprocess: the program could not be started: {error}") from error
 
@@ -70,7 +64,7 @@ class UnsafeSubprocess(Box):
                 kill_group(process.pid)
 
             try:
-                out, err, end = attend_pipes(process, limits.output_bytes, limits.wall_s, kill, started=started)
+                end = attend_pipes(process, self._limits.output_bytes, self._limits.wall_s, kill)
             finally:
                 kill()  # the rest of the process group
         finally:
@@ -78,49 +72,12 @@ class UnsafeSubprocess(Box):
         by_signal = end.returncode < 0
         return Result(
             exit_code=None if by_signal or end.limit else end.returncode,
-            stdout=out,
-            stderr=err,
+            stdout=end.stdout,
+            stderr=end.stderr,
             seconds=end.seconds,
             limit=end.limit,
             signal=-end.returncode if by_signal and not end.limit else None,
         )
-
-    def _kept(self, path: Path) -> KeptFile:
-        """Read a plain file without following a link or waiting for a pipe."""
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError:
-            return KeptFile()
-        try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                return KeptFile()
-            with os.fdopen(fd, "rb", closefd=False) as file:
-                content = file.read(self._limits.output_bytes + 1)
-        finally:
-            os.close(fd)
-        return KeptFile(too_large=True) if len(content) > self._limits.output_bytes else KeptFile(content)
-
-
-@contextlib.contextmanager
-def _gone_afterwards(folder: str) -> Iterator[None]:
-    """Remove the folder on exit, even if the program moved it or nested it deeply.
-
-    Not by shutil or tempfile, which recurse.
-    """
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield
-    finally:
-        try:
-            now = str(Path(f"/proc/self/fd/{fd}").readlink())
-        except OSError:  # a system without /proc
-            now = folder
-        os.close(fd)
-        remove = ["rm", "-rf", "--", now]
-        if call(remove) != 0:
-            # The program may have made folders unreadable; chmod -R does not follow links.
-            call(["chmod", "-R", "u+rwx", "--", now])
-            call(remove)
 
 
 BACKEND = SandboxBackend("unsafe_subprocess", UnsafeSubprocess)
