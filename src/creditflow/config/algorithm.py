@@ -253,8 +253,10 @@ def credit_options(base: CreditOptions | None = None, /, **keys: Any) -> CreditO
     general = {name: keys[name] for name in keys if name not in CHOOSING}
     if base is not None:
         rule = base.propagation
-        changed = {f.name: getattr(rule, f.name) for f in fields(rule) if getattr(rule, f.name) != f.default}
-        layers = [{"propagation": {RULE: rule.name, **changed}}, keys]
+        defaults = {f.name: f.default for f in fields(rule_class(rule.name))}
+        options = {f.name: getattr(rule, f.name) for f in fields(rule)}
+        set_ones = {name: value for name, value in options.items() if value != defaults.get(name, MISSING)}
+        layers = [{"propagation": {RULE: rule.name, **set_ones}}, keys]
         general = {**{name: getattr(base, name) for name in _GENERAL}, **general}
     values = {**general, "propagation": chosen_rule(layers)}
     section: AlgorithmKeys = checked(AlgorithmConfig, values, "algorithm")

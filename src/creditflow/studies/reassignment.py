@@ -89,8 +89,8 @@ def _changed(before: CreditOptions, changed: Mapping[str, Any]) -> CreditOptions
     if "theta" in rule and (theta := changed.get("propagation_threshold")) is not None:
         rule = merge_options(rule, {"theta": theta})
     estimator = changed.get("adv_estimator", before.adv_estimator)
-    in_force = load_named_files({**recorded, "propagation": rule, "adv_estimator": estimator}, Path.cwd())
-    return credit_options(CreditOptions(**in_force), **changed)
+    load_named_files({**recorded, "propagation": rule, "adv_estimator": estimator}, Path.cwd())
+    return credit_options(before, **changed)
 
 
 def _sets_threshold(changed: Mapping[str, Any]) -> bool:
