@@ -192,7 +192,7 @@ def test_weights_and_parts_change_the_version():
         ("sum", {"args": {"parts": [part(1.0, when="f.py:g")]}}, "when belongs to the composition"),
         ("sum", {"args": {"parts": [{"fn": f"{__name__}:whole"}]}}, "level outcome, its composition of level step"),
         ("sum", {"level": "trajectory", "args": {"parts": [part(1.0)]}}, "expected level step or outcome"),
-        ("product", {"args": {"parts": [part(1.0, weight=2.0)]}}, "the parts of a product have no weights"),
+        ("product", {"args": {"parts": [part(1.0, weight=2.0)]}}, "the parts of product have no weights"),
         ("gate", {"args": {"score": part(1.0)}}, r"expected args with `score` \(a function\), `by` \(a function\)"),
         ("gate", {"args": {"score": part(1.0), "by": part(1.0), "abov": 1}}, "unexpected keyword argument 'abov'"),
         ("gate", {"args": {"score": part(1.0), "by": part(1.0), "above": 7}}, "from 0 to 1, got 7"),

@@ -65,15 +65,13 @@ def test_merge_keeps_the_first_distinct_reasons():
     assert report.reasons == ("step a.0: slow", "step b.1: gone: 503", "trajectory c: no")
 
 
-def test_merge_adds_counters_except_maxima_and_shares():
+def test_merge_adds_counters_except_maxima():
     report = merged(
-        function(matched=1, counted={"requests": 2.0, "latency_max_s": 0.5, "clipped": 1.0, "part/cut_prompts": 0.0}),
-        function(matched=3, counted={"requests": 3.0, "latency_max_s": 2.0, "clipped": 0.2, "own_frac": 0.5}),
-        function(matched=0, counted={"requests": 0.0, "clipped": 0.0}),
+        function(counted={"requests": 2.0, "latency_max_s": 0.5}),
+        function(counted={"requests": 3.0, "latency_max_s": 2.0}),
+        function(counted={"requests": 0.0, "part/cost": 1.0}),
     )
-    assert report.counted == pytest.approx(
-        {"requests": 5.0, "latency_max_s": 2.0, "clipped": 0.4, "part/cut_prompts": 0.0, "own_frac": 0.5}
-    )
+    assert report.counted == {"requests": 5.0, "latency_max_s": 2.0, "part/cost": 1.0}
 
 
 def test_report_round_trips_as_json():

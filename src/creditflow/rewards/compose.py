@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from creditflow.data import Score, Step
 from creditflow.rewards.execution.calls import Returned, RewardCall
 from creditflow.rewards.execution.inline import returned_by, run_on_loop
-from creditflow.rewards.registry import Composition, RewardFunction, combinator
+from creditflow.rewards.registry import Composition, RewardFunction
 from creditflow.rewards.scores import failed_score, mean_value
 from creditflow.rewards.values import NotApplicable
 
@@ -163,7 +163,6 @@ def _bounds(weights: Sequence[float]) -> tuple[float, float]:
     return sum(min(weight, 0.0) for weight in weights), sum(max(weight, 0.0) for weight in weights)
 
 
-@combinator("sum")
 def weighted_sum(parts: Sequence[RewardFunction], weights: Sequence[float]) -> Composition:
     """The sum of the parts, each rescaled to [0, 1], times their `weight`s, which may be negative.
 
@@ -189,15 +188,12 @@ def weighted_sum(parts: Sequence[RewardFunction], weights: Sequence[float]) -> C
     return Composition(rule, bounds)
 
 
-@combinator("product")
 def product(parts: Sequence[RewardFunction], weights: Sequence[float]) -> Composition:
     """The product of the parts, each rescaled to [0, 1]: 0 if any part is 0.
 
     Range: [0, 1]. The composition fails if a part cannot be scored, even if another part is 0. A part that does not
     apply is left out. Weights are refused.
     """
-    if any(weight != 1 for weight in weights):
-        raise ValueError("the parts of a product have no weights")
 
     def rule(call: RewardCall) -> Generator[list[RewardCall], list[Returned], Score]:
         scores = yield from _needed(parts, call)
@@ -207,14 +203,11 @@ def product(parts: Sequence[RewardFunction], weights: Sequence[float]) -> Compos
     return Composition(rule, (0.0, 1.0))
 
 
-@combinator("first_ok")
 def first_ok(parts: Sequence[RewardFunction], weights: Sequence[float]) -> Composition:
     """The first part that can be scored, rescaled to [0, 1]: a judge, for example, with a fallback.
 
     A part is called only if all parts before it failed or do not apply. Range: [0, 1].
     """
-    if any(weight != 1 for weight in weights):
-        raise ValueError("the parts of first_ok have no weights")
 
     def rule(call: RewardCall) -> Generator[list[RewardCall], list[Returned], Score]:
         reasons: list[str] = []
@@ -235,7 +228,6 @@ def first_ok(parts: Sequence[RewardFunction], weights: Sequence[float]) -> Compo
     return Composition(rule, (0.0, 1.0))
 
 
-@combinator("gate", names=("score", "by"))
 def gate(
     parts: Sequence[RewardFunction], weights: Sequence[float], above: float = 0.5, otherwise: float = 0.0
 ) -> Composition:
@@ -258,3 +250,21 @@ def gate(
         return Score(_rescaled(score), reason=f"open: {reason}; {_listed([score_part], {0: score})}")
 
     return Composition(rule, (0.0, 1.0))
+
+
+class Combinator(NamedTuple):
+    """A way to make one reward of several."""
+
+    make: Callable[..., Composition]
+    """Called with the parts, their weights, and the entry's other args."""
+    names: tuple[str, ...] = ()
+    """The args that hold the parts; empty: `parts`, a list of any length."""
+
+
+COMBINATORS = {
+    "sum": Combinator(weighted_sum),
+    "product": Combinator(product),
+    "first_ok": Combinator(first_ok),
+    "gate": Combinator(gate, ("score", "by")),
+}
+"""The ways to make one reward of several, by their names in recipes."""

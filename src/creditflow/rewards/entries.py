@@ -18,21 +18,19 @@ from pydantic import ConfigDict
 
 from creditflow._utils.loading import load_object
 from creditflow._utils.sections import OPTIONS, FromMapping, Text, checked
-from creditflow.data import Score, Step, Trajectory
+from creditflow.data import Step
 from creditflow.errors import ConfigError, RewardError, did_you_mean, first_line
 from creditflow.removed import removed_hint
 from creditflow.rewards import registry
-from creditflow.rewards.cache import plain_text
-from creditflow.rewards.compose import call_here
+from creditflow.rewards.compose import COMBINATORS, call_here
 from creditflow.rewards.registry import (
-    COMBINATORS,
     LEVELS,
     REWARD_FUNCTIONS,
     Declared,
     Level,
     RewardFunction,
 )
-from creditflow.rewards.signatures.base import NO_ANSWER, Signature, SignatureCall
+from creditflow.rewards.signatures.base import ANSWER, Signature, SignatureCall, by_position
 from creditflow.rewards.signatures.recognition import checked_format, recognised
 
 _CALLED_AS = {"step": "(step, trajectory)", "trajectory": "(trajectory)", "outcome": "(trajectory)"}
@@ -196,16 +194,14 @@ def _load(
     bound: Callable[..., Any] = functools.partial(function, **args) if args else function
     own_key = None
     if signature is not None:
-        args |= {
-            name: _object(value, where.base, f"{key}.args.{name}")
-            for name, value in args.items()
-            if name in signature.objects
-        }
+        for name in signature.objects.intersection(args):
+            if isinstance(reference := args[name], str):
+                args[name] = load_object(reference, where.base, f"{key}.args.{name}")
         bound = SignatureCall.make(function, signature, args, checked_format(entry.format, signature, key), low)
-        own_key = bound.cache_key if signature.by_arguments else None
+        own_key = bound.cache_key if signature.offered is not None else None
         version = _hash(version, signature.name, entry.format)
     elif declared.level == "answer":
-        bound = _AnswerCall(bound, low)
+        bound = SignatureCall.make(functools.partial(by_position, bound), ANSWER, {}, None, low)
         own_key = bound.cache_key
     return RewardFunction(
         name=name,
@@ -230,11 +226,6 @@ def _load(
         declares_range=decorated is not None or hasattr(instance, "range") or entry.range is not None,
         read_truth=declared.read_truth,
     )
-
-
-def _object(value: Any, base: Path, key: str) -> Any:
-    """The object that a text names; other values unchanged."""
-    return load_object(value, base, key) if isinstance(value, str) else value
 
 
 def _found_beside(function: object, args: Mapping[str, Any], base: Path) -> dict[str, str]:
@@ -319,6 +310,8 @@ def _load_composition(entry: RewardFunctionConfig, key: str, where: _Where, part
     entries = [_part_entry(part, at) for part, at in zip(part_entries, keys, strict=True)]
     parts = tuple(_load(part, at, where, level) for part, at in zip(entries, keys, strict=True))
     _refuse_same([part.name for part in parts], keys)
+    if entry.fn != "sum" and any(part.weight != 1 for part in parts):
+        raise RewardError(f"{key} ({name}): the parts of {entry.fn} have no weights")
     fitting = ("step", "trajectory") if level == "step" else ("outcome",)
     for part, at in zip(parts, keys, strict=True):
         if part.level not in fitting:
@@ -374,35 +367,11 @@ def _range(declared: Sequence[float], key: str) -> tuple[float, float]:
     return float(low), float(high)
 
 
-@dataclass(frozen=True, slots=True)
-class _AnswerCall:
-    """Calls a comparison of a text with the truth, for a step or a trajectory."""
-
-    compare: Callable[[str, Any], Any]
-    low: float
-
-    def __call__(self, *arguments: Any) -> Any:
-        text, truth = self._compared(*arguments)
-        if text is None:
-            return Score(self.low, reason=NO_ANSWER)
-        return self.compare(text, truth)
-
-    def cache_key(self, *arguments: Any) -> str | None:
-        return plain_text(self._compared(*arguments))
-
-    @staticmethod
-    def _compared(*arguments: Any) -> tuple[str | None, Any]:
-        """The response of a step, or the answer of a trajectory; and the truth."""
-        trajectory: Trajectory = arguments[-1]
-        text = arguments[0].response if len(arguments) > 1 else trajectory.answer
-        return text, trajectory.task.ground_truth
-
-
 def _find(fn: str, base: Path, key: str) -> Callable[..., Any]:
     if ":" not in fn:
         if fn in REWARD_FUNCTIONS:
             return REWARD_FUNCTIONS[fn]
-        names = sorted({*REWARD_FUNCTIONS.names(), *COMBINATORS.names()})
+        names = sorted({*REWARD_FUNCTIONS.names(), *COMBINATORS})
         hint = removed_hint("reward.functions.fn", fn) or did_you_mean(fn, names)
         raise RewardError(
             f"{key}.fn: no ready-made reward function {fn!r}{hint}. Ready-made are {', '.join(names)}. For yours, "

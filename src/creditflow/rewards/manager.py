@@ -6,31 +6,30 @@ A function that fails gives a failed score with a reason, never a reward of zero
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import threading
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
+from pydantic import ConfigDict, TypeAdapter
 
 from creditflow._utils.tracebacks import keep_traceback
 from creditflow.data import Score, Step, Trajectory
 from creditflow.errors import RewardError, TooManyFailedScores, first_line
 from creditflow.rewards.cache import Cache, Keys
 from creditflow.rewards.compose import answer
-from creditflow.rewards.execution.calls import Backend, Returned, RewardCall
+from creditflow.rewards.execution.calls import Backend, Returned, RewardCall, add_counts
 from creditflow.rewards.execution.inline import run_on_loop, together
 from creditflow.rewards.registry import Level, RewardFunction, leaves
 from creditflow.rewards.scores import failed_score, mean_value, scores_of
 from creditflow.rollout.client import PolicyView
 
 _SHOWN_REASONS = 3
-_SHARES = {"clipped", "cut_prompts"}
-"""Names in `metrics()` that are shares: they cannot be summed over processes."""
 
 Progress = Callable[[int, int], None]
 """Called with the number of finished calls and the number of all calls."""
@@ -87,7 +86,7 @@ class FunctionReport:
             mean=mean,
             sd=math.sqrt(variance),
             reasons=tuple(reasons.values())[:_SHOWN_REASONS],
-            counted=_merge_counted(reports),
+            counted=add_counts(report.counted for report in reports),
             extra=_merge_extra(reports),
             **{name: sum(getattr(report, name) for report in reports) for name in summed},
         )
@@ -96,6 +95,8 @@ class FunctionReport:
 @dataclass(frozen=True, slots=True)
 class ScoringReport:
     """Report on one call of `RewardManager.score`."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(ser_json_inf_nan="constants")
 
     functions: tuple[FunctionReport, ...]
     seconds: float
@@ -138,9 +139,8 @@ class ScoringReport:
         """Merge the reports of several scorings, possibly from several processes, with the same functions.
 
         Counts and seconds are summed (`seconds` is then not wall clock if scorings overlapped), means are weighted by
-        their number of scores, and the first distinct reasons are kept. The functions' own numbers are merged by name:
-        the largest for a name with `_max` in it; the mean, weighted by the number of scores, for shares (`_SHARES`, and
-        names that end with `_frac`); the sum for all others.
+        their number of scores, and the first distinct reasons are kept. The functions' own numbers are summed, except
+        that of a name with `_max` in it the largest is kept.
         """
         of_function: dict[tuple[str, str], list[FunctionReport]] = {}
         for function in (function for report in reports for function in report.functions):
@@ -152,19 +152,15 @@ class ScoringReport:
 
     def to_json(self) -> str:
         """Serialize for `from_json` in another process of creditflow: NaN stays NaN."""
-        return json.dumps(asdict(self))
+        return _REPORT.dump_json(self).decode()
 
     @classmethod
     def from_json(cls, text: str) -> ScoringReport:
         """The inverse of `to_json`."""
-        numbers = json.loads(text)
-        functions = (
-            FunctionReport(
-                **{**f, "reasons": tuple(f["reasons"]), "extra": {key: (s, n) for key, (s, n) in f["extra"].items()}}
-            )
-            for f in numbers["functions"]
-        )
-        return cls(tuple(functions), numbers["seconds"])
+        return _REPORT.validate_json(text)
+
+
+_REPORT = TypeAdapter(ScoringReport)
 
 
 class RewardManager:
@@ -253,21 +249,17 @@ class RewardManager:
     async def score_apart(self, trajectories: Sequence[Trajectory]) -> tuple[list[ScoringReport], ScoringReport]:
         """Score like `score`, with a report on each trajectory, and any number of failures.
 
-        A report has the trajectory's own scores, and the functions' shares and maxima. The second result has what they
-        have in common: seconds, calls and sums. Merge it with one of them.
+        A report has the trajectory's own scores. The second result has all else: seconds, calls and the functions' own
+        numbers. Merge it with one of them.
         """
         scored, ran, counted = await self._score(trajectories, self.functions, None)
         own: dict[int, list[tuple[RewardCall, Score]]] = defaultdict(list)
         for call, score in scored:
             own[id(call.trajectory)].append((call, score))
-        sums, others = (
-            {key: {k: v for k, v in of.items() if _is_sum(k) is adds} for key, of in counted.items()}
-            for adds in (True, False)
-        )
         logs = [_CallLog(skipped=[call for call in ran.skipped if call.trajectory is t]) for t in trajectories]
         ran.skipped = []
-        parts = [_report(self.functions, own[id(t)], log, others) for t, log in zip(trajectories, logs, strict=True)]
-        return parts, _report(self.functions, (), ran, sums)
+        parts = [_report(self.functions, own[id(t)], log, {}) for t, log in zip(trajectories, logs, strict=True)]
+        return parts, _report(self.functions, (), ran, counted)
 
     async def _score(
         self, trajectories: Sequence[Trajectory], functions: Sequence[RewardFunction], progress: Progress | None
@@ -514,27 +506,6 @@ def _is_first_failure(score: Score, before: Score) -> bool:
 def _without_place(reason: str) -> str:
     """A reason without the step or trajectory at which it first occurred: `f, step t.0: timed out`."""
     return reason.partition(": ")[2]
-
-
-def _merge_counted(reports: Sequence[FunctionReport]) -> dict[str, float]:
-    counted: dict[str, float] = {}
-    weight: dict[str, int] = defaultdict(int)
-    for report in reports:
-        for name, value in report.counted.items():
-            if _is_sum(name):
-                counted[name] = counted.get(name, 0.0) + value
-            elif "_max" in name:
-                counted[name] = max(counted.get(name, value), value)
-            else:
-                weight[name] += report.matched
-                share = report.matched / weight[name] if weight[name] else 0.0
-                counted[name] = (1 - share) * counted.get(name, 0.0) + share * value
-    return counted
-
-
-def _is_sum(name: str) -> bool:
-    """Whether a number of this name adds up over scorings, unlike a maximum or a share."""
-    return not ("_max" in name or name.endswith("_frac") or name.rpartition("/")[2] in _SHARES)
 
 
 def _merge_extra(reports: Sequence[FunctionReport]) -> dict[str, tuple[float, int]]:

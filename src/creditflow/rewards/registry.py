@@ -22,8 +22,6 @@ REWARD_FUNCTIONS: Registry[Callable[..., Any]] = Registry(
     "reward.functions.fn", "creditflow.rewards.builtin", "creditflow.rewards", kind=Callable
 )
 """The functions that a recipe may use by their bare names."""
-COMBINATORS: Registry[Combinator] = Registry("reward.functions.fn")
-"""The ways to make one reward of several, by their names in recipes; `compose` fills it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,28 +242,6 @@ def builtin(function: F) -> F:
         raise RewardError(f"@builtin: {function.__name__} has no @reward, @outcome or @answer beneath it")
     REWARD_FUNCTIONS.add(getattr(function, _MARK).name or function.__name__, function)
     return function
-
-
-@dataclass(frozen=True, slots=True)
-class Combinator:
-    """A way to make one reward of several, by its name in recipes."""
-
-    make: Callable[..., Composition]
-    """Called with the parts, their weights, and the entry's other args."""
-    names: tuple[str, ...]
-    """The args that hold the parts; empty: `parts`, a list of any length."""
-
-
-def combinator(
-    name: str, names: tuple[str, ...] = ()
-) -> Callable[[Callable[..., Composition]], Callable[..., Composition]]:
-    """Make a way to combine several rewards available to recipes. `names`: the args that hold its parts."""
-
-    def register(make: Callable[..., Composition]) -> Callable[..., Composition]:
-        COMBINATORS.add(name, Combinator(make, names))
-        return make
-
-    return register
 
 
 def declared(function: object) -> Declared | None:

@@ -32,10 +32,10 @@ def by_agent(trajectory):
 
 
 class Clipped:
-    """A function with a share, a maximum and a sum as metrics."""
+    """A function with a maximum and a sum as metrics."""
 
     def metrics(self):
-        return {"clipped": 0.5, "wait_max": 3.0, "requests": 7.0}
+        return {"wait_max": 3.0, "requests": 7.0}
 
     def __call__(self, step, trajectory):
         return 0.5
@@ -90,7 +90,7 @@ def test_each_trajectory_gets_the_report_on_its_scores(trajectories):
     assert fields(ScoringReport.merge(together), *once) == fields(whole, *once)
     assert sum(f.calls for f in whole.functions) > 20
     assert sum(f.not_applicable for f in whole.functions) > 5
-    assert whole.functions[0].counted == {"clipped": 0.5, "wait_max": 3.0, "requests": 7.0}
+    assert whole.functions[0].counted == {"wait_max": 3.0, "requests": 7.0}
 
 
 def test_cancelled_caller_takes_no_part(trajectories):

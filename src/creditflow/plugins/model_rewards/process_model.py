@@ -27,7 +27,8 @@ from creditflow.plugins.model_rewards.models import (
 from creditflow.rewards.registry import reward
 from creditflow.rewards.support.arguments import check_arguments
 from creditflow.rewards.support.local_model import load_model, model_folder
-from creditflow.rewards.support.step_values import CountedShare, neutral_where_not_sampled
+from creditflow.rewards.support.step_values import neutral_where_not_sampled
+from creditflow.rewards.values import DetailedScore
 
 Result = TypeVar("Result")
 BatchSize = Annotated[int, Field(ge=1), expected("1 or more")]
@@ -69,7 +70,8 @@ class ProcessModel:
     model's are matched by characters: a response token gets the score that first reaches its last character. If its
     tokens do not decode to the response, the score is `failed`; `per: step` needs no match.
     `max_length`: tokens of the model's input; default and bound: its positions. The excess is cut from the left of the
-    prompt, and the score's reason reports it; a response that does not fit by itself is `failed`.
+    prompt, and the score's reason reports it, as does the number `cut_prompts`; a response that does not fit by itself
+    is `failed`.
     `batch_size`: rows of one forward pass. `device`: `auto`, `cpu` or `cuda`.
 
     Range: [0, 1]; tokens that the policy did not sample get the mean of the others. Cost: a forward pass of the model
@@ -102,7 +104,6 @@ class ProcessModel:
         self._tokens = PolicyTokens(None if tokenizer is None else model_folder(tokenizer, "tokenizer"))
         self._batcher: Batcher[Step, Score | Exception] = Batcher(self._score_all)
         self._loaded: LoadedModel | None = None
-        self._cut_prompts = CountedShare()
 
     def connect(self, clients: Mapping[str, Any]) -> None:
         """Set the run's policies, which decode their tokens."""
@@ -118,10 +119,6 @@ class ProcessModel:
     def cache_key(self, step: Step, trajectory: Trajectory) -> str:
         """The model's input, the tokens of the response, and the identity of the model."""
         return json.dumps([step.prompt, step.response, step.response_ids, step.response_mask, step.policy, self._stamp])
-
-    def metrics(self) -> dict[str, float]:
-        """`cut_prompts`: the share of steps whose prompt was cut to fit."""
-        return {"cut_prompts": self._cut_prompts.take()}
 
     def _score_all(self, steps: list[Step]) -> list[Score | Exception]:
         """A score or an error for each step; an error of one step does not affect the others."""
@@ -143,9 +140,7 @@ class ProcessModel:
         prompt, keep = model.encode_prompt(step.prompt)
         limit = min(self.max_length or model.max_positions, model.max_positions)
         kept = cut_prompt(prompt, len(response), limit, keep)
-        is_cut = len(kept) < len(prompt)
-        self._cut_prompts.add(is_cut, 1)
-        reason = f"the model saw {len(kept)} of the prompt's {len(prompt)} tokens" if is_cut else ""
+        reason = f"the model saw {len(kept)} of the prompt's {len(prompt)} tokens" if len(kept) < len(prompt) else ""
         return _ScoredInput([*kept, *response], [len(kept) + position for position in at], ends, reason)
 
     def _whole(self, model: LoadedModel, step: Step) -> tuple[list[int], list[int], list[int]]:
@@ -190,10 +185,12 @@ class ProcessModel:
     def _score(self, step: Step, row: _ScoredInput, values: Sequence[float]) -> Score:
         if not all(map(math.isfinite, values)):
             raise ValueError("the model's scores are not finite numbers")
+        numbers = (("cut_prompts", float(bool(row.reason))),)
         if self.per == "step" or not step.response_ids:
-            return Score(REDUCE[self.reduce](values), reason=row.reason)
+            return DetailedScore(REDUCE[self.reduce](values), reason=row.reason, numbers=numbers)
         tokens = [values[token_at(row.ends, max(end - 1, 0))] for end in self._tokens.ends(step)]
-        return Score(tuple(neutral_where_not_sampled(tokens, step.response_mask)), reason=row.reason)
+        value = tuple(neutral_where_not_sampled(tokens, step.response_mask))
+        return DetailedScore(value, reason=row.reason, numbers=numbers)
 
 
 def _attempt(make: Callable[..., Result], *arguments: Any) -> Result | Exception:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 from collections.abc import Callable
 from typing import Annotated, Literal
 
@@ -14,7 +15,8 @@ from creditflow._utils.sections import expected
 from creditflow.data import Score, Step, Trajectory
 from creditflow.rewards.registry import builtin, reward
 from creditflow.rewards.support.arguments import Above0, check_arguments
-from creditflow.rewards.support.step_values import CountedShare, neutral_where_not_sampled
+from creditflow.rewards.support.step_values import neutral_where_not_sampled
+from creditflow.rewards.values import DetailedScore
 
 NO_REFERENCE = (
     "the engine hands over no reference log-probabilities: the local engine computes them for every trajectory where a "
@@ -46,8 +48,8 @@ class KlToReference:
 
     `estimator`, with d = log pi - log pi_ref of the sampled token: `kl` (k1) d, unbiased, of either sign; `abs` |d|;
     `mse` (k2) d^2 / 2; `low_var_kl` (k3, the default) exp(-d) - 1 + d, unbiased and never negative. It has no
-    coefficient: use the entry's weight. `limit`: values are clipped to it, and the share of clipped values is reported
-    as `clipped`. `per`: `token`, or `step`: the mean over the sampled tokens, clipped after averaging.
+    coefficient: use the entry's weight. `limit`: values are clipped to it, and their share is the number `clipped`.
+    `per`: `token`, or `step`: the mean over the sampled tokens, clipped after averaging.
 
     Both log-probs are at the temperature of the step's sampling. A step without sampled tokens (a greedy one) gets 0.
 
@@ -68,7 +70,6 @@ class KlToReference:
         check_arguments(KlToReference.__init__, locals())
         self.estimate, self.per, self.limit = ESTIMATORS[estimator], per, float(limit)
         self.range = (-self.limit, self.limit if estimator == "kl" else 0.0)
-        self._clipped = CountedShare()
 
     async def __call__(self, step: Step, trajectory: Trajectory) -> Score:
         """One value per response token, or one for the step."""
@@ -82,20 +83,17 @@ class KlToReference:
             raise ValueError("a log-probability is not a finite number")
         sampled = [-self.estimate(difference) for difference in differences]
         if self.per == "step":
-            return Score(self._clip(sum(sampled) / len(sampled)), self.range)
-        clipped = iter([self._clip(value) for value in sampled])
-        values = [next(clipped) if is_sampled else 0.0 for is_sampled in step.response_mask]
-        return Score(tuple(neutral_where_not_sampled(values, step.response_mask)), self.range)
-
-    def _clip(self, value: float) -> float:
+            sampled = [sum(sampled) / len(sampled)]
         low, high = self.range
-        self._clipped.add(not low <= value <= high, 1)
-        return max(low, min(high, value))
+        clipped = [max(low, min(high, value)) for value in sampled]
+        share = sum(map(operator.ne, clipped, sampled)) / len(sampled)
+        if self.per == "step":
+            return DetailedScore(clipped[0], self.range, numbers=(("clipped", share),))
+        rest = iter(clipped)
+        values = [next(rest) if is_sampled else 0.0 for is_sampled in step.response_mask]
+        tokens = tuple(neutral_where_not_sampled(values, step.response_mask))
+        return DetailedScore(tokens, self.range, numbers=(("clipped", share),))
 
     def cache_key(self, step: Step, trajectory: Trajectory) -> str:
         """The two columns and the mask: the score depends on nothing else."""
         return json.dumps([step.response_mask, step.logprobs, step.ref_logprobs])
-
-    def metrics(self) -> dict[str, float]:
-        """`clipped`: the share of values beyond the limit."""
-        return {"clipped": self._clipped.take()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -116,6 +116,15 @@ class BackendOptions:
     def workers(self) -> int:
         """The resolved number of workers."""
         return min(_MOST_WORKERS, len(os.sched_getaffinity(0))) if self.num_workers is None else self.num_workers
+
+
+def add_counts(counts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Add up the numbers of several processes or scorings; for a name with `_max` in it, the largest is kept."""
+    total: dict[str, float] = {}
+    for name, value in (item for numbers in counts for item in numbers.items()):
+        before = total.get(name, value if "_max" in name else 0.0)
+        total[name] = max(before, value) if "_max" in name else before + value
+    return total
 
 
 def describe(error: BaseException) -> str:

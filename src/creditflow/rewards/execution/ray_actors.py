@@ -10,11 +10,12 @@ import asyncio
 import json
 import math
 import os
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 from creditflow.errors import ConfigError, first_line
-from creditflow.rewards.execution.calls import Answered, BackendOptions, Returned, RewardCall
+from creditflow.rewards.execution.calls import Answered, BackendOptions, Returned, RewardCall, add_counts
 from creditflow.rewards.execution.inline import run_on_loop, together
 from creditflow.rewards.execution.processes import START_TIMEOUT_S, WorkerPool, batches
 from creditflow.rewards.execution.wire import (
@@ -178,14 +179,11 @@ class RayBackend:
 
     async def metrics(self) -> list[tuple[RewardFunction, dict[str, float]]]:
         """Numbers summed over the actors; for a name with `_max` in it, the largest."""
-        counted: dict[int, dict[str, float]] = {}
+        counts: dict[int, list[dict[str, float]]] = defaultdict(list)
         for actor in self.actors:
-            for i, values in json.loads(await self._ask(actor.metrics)):
-                mine = counted.setdefault(i, {})
-                for name, value in values.items():
-                    before = mine.get(name, 0.0)
-                    mine[name] = max(before, value) if "_max" in name else before + value
-        return [(self.functions[i], values) for i, values in counted.items()]
+            for i, numbers in json.loads(await self._ask(actor.metrics)):
+                counts[i].append(numbers)
+        return [(self.functions[i], add_counts(numbers)) for i, numbers in counts.items()]
 
     def close(self) -> None:
         """Kill the actors, and end Ray if it was started here."""

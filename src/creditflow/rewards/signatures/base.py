@@ -90,14 +90,10 @@ class Signature:
     """The keyword arguments for a text. A function receives those that it has parameters for."""
     read: Callable[[Any, Notes], Any]
     """Convert the return value of the library to one of creditflow."""
-    has_columns: bool
-    """Whether every column of the data set is an argument, so that a parameter may have any name."""
-    offered: frozenset[str] = frozenset()
-    """Without columns: the names of all arguments."""
-    has_formats: bool = False
-    """Whether prompts and completions are texts or messages."""
-    by_arguments: bool = False
-    """Whether results are cached by the arguments; otherwise by everything about the trajectory."""
+    offered: frozenset[str] | None = None
+    """The names of all arguments, by which results are cached. None: every column of the data set is an argument, too,
+    prompts and completions are texts or messages, and results are cached by everything about the trajectory.
+    """
     objects: frozenset[str] = frozenset()
     """Names in the entry's `args` whose texts are references to objects: `file.py:name`."""
 
@@ -166,6 +162,21 @@ class SignatureCall:
         offered = self.signature.offer(subject, notes) | self.args
         named = {name: value for name, value in offered.items() if self.names is None or name in self.names}
         return named, [name for name in self.required if name not in offered]
+
+
+def _offer_answer(subject: Subject, notes: Notes) -> dict[str, Any]:
+    return {"text": subject.text, "truth": subject.trajectory.task.ground_truth}
+
+
+ANSWER = Signature(
+    "answer", "(text, truth)", frozenset(), _offer_answer, lambda value, notes: value, frozenset({"text", "truth"})
+)
+"""The call of a comparison of a text with the truth, which `@answer` declares."""
+
+
+def by_position(function: Callable[[str, Any], Any], *, text: str, truth: Any) -> Any:
+    """Call a comparison, whose parameters may have any names."""
+    return function(text, truth)
 
 
 def is_required(parameter: inspect.Parameter) -> bool:

@@ -56,8 +56,8 @@ def checked_format(choice: str | None, signature: Signature | None, key: str) ->
     """The entry's `format`. Raises RewardError if it is unknown, or if the signature has no formats."""
     if choice is None:
         return None
-    if signature is None or not signature.has_formats:
-        having = ", ".join(candidate.name for candidate in SIGNATURES.values() if candidate.has_formats)
+    if signature is None or signature.offered is not None:
+        having = ", ".join(candidate.name for candidate in SIGNATURES.values() if candidate.offered is None)
         raise RewardError(f"{key}.format: expected it of functions with signature {having} only, got {choice!r}")
     if choice not in FORMATS:
         raise RewardError(
@@ -80,14 +80,14 @@ def _expect_fit(
         for parameter in parameters
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     ]
-    if not takes_all and not signature.has_columns and not signature.offered.intersection(names):
+    if not takes_all and signature.offered is not None and not signature.offered.intersection(names):
         raise RewardError(
             f"{key}: expected the parameters of {signature.name}, {signature.form}, {takes}; rename its parameters, or "
             "wrap it in a function that has them"
         )
     if unknown := [name for name in args if name not in names and not takes_all]:
         raise RewardError(f"{key}: unknown argument {unknown[0]!r}{did_you_mean(unknown[0], names)}; {takes}")
-    if signature.has_columns:
+    if signature.offered is None:
         return
     missing = [
         parameter.name

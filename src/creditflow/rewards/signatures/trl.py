@@ -75,7 +75,5 @@ SIGNATURES = (
         frozenset({"prompts", "completions", "completion_ids"}),
         _offer,
         _read,
-        has_columns=True,
-        has_formats=True,
     ),
 )

@@ -61,8 +61,6 @@ SIGNATURES = (
         frozenset({"completion", "state"}),
         _offer,
         one_score,
-        has_columns=True,
-        has_formats=True,
         objects=frozenset({"parser"}),
     ),
 )

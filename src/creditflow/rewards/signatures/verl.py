@@ -40,9 +40,7 @@ SIGNATURES = (
         frozenset({"solution_str"}),
         _offer,
         one_score,
-        has_columns=False,
-        offered=frozenset(_NAMES),
-        by_arguments=True,
+        frozenset(_NAMES),
     ),
     Signature(
         "verl_batch",
@@ -50,8 +48,6 @@ SIGNATURES = (
         frozenset({"solution_strs"}),
         _offer_batch,
         _read_batch,
-        has_columns=False,
-        offered=frozenset(f"{name}s" for name in _NAMES),
-        by_arguments=True,
+        frozenset(f"{name}s" for name in _NAMES),
     ),
 )
