@@ -71,11 +71,6 @@ def test_negative_weight_is_a_penalty():
     assert (score.value, score.range) == (0.5, (-0.5, 1.0))
 
 
-def test_product_with_a_zero_part_is_zero():
-    assert scored("product", parts=[part(0.5), part(0.5)]).value == 0.25
-    assert scored("product", parts=[part(1.0), part(-2.0, range=[-2, 2])]).value == 0.0
-
-
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(-5, 5)), min_size=1, max_size=5))
 def test_sum_stays_in_its_range(pairs):
     if not any(weight for _, weight in pairs):
@@ -85,51 +80,14 @@ def test_sum_stays_in_its_range(pairs):
     assert math.isclose(score.value, sum(value * weight for value, weight in pairs), abs_tol=1e-12)
 
 
-@pytest.mark.parametrize("fn", ["sum", "product"])
-def test_failed_part_fails_the_whole_with_its_name(fn):
-    score = scored(fn, parts=[part(0.0, "a"), part("fails", "b")])
+def test_failed_part_fails_the_whole_with_its_name():
+    score = scored("sum", parts=[part(0.0, "a"), part("fails", "b")])
     assert (score.status, unlocated(score.reason)) == ("failed", "b: ValueError: no such thing")
 
 
 def test_token_values_are_combined_token_by_token():
     assert scored("sum", parts=[part([0.0, 1.0]), part(0.5)]).value == (0.5, 1.5)
-    assert scored("product", parts=[part([0.5, 1.0]), part([0.5, 0.0])]).value == (0.25, 0.0)
-
-
-def test_first_ok_calls_no_part_after_the_first_score():
-    score = scored("first_ok", parts=[part("fails", "a"), part(5, "b", range=[0, 10]), part(1.0, "c")])
-    assert score.value == 0.5
-    assert unlocated(score.reason) == "a: ValueError: no such thing; b 5"
-    assert ASKED == ["a", "b"]
-
-
-def test_first_ok_keeps_the_reasons_of_all_failures():
-    score = scored("first_ok", parts=[part("fails", "a"), part(2.0, "b")])
-    reason = "a: ValueError: no such thing; b: expected a value in [0, 1], got 2"
-    assert (score.status, unlocated(score.reason)) == ("failed", reason)
-
-
-def test_closed_gate_gives_otherwise_without_the_score():
-    score = scored("gate", score=part(1.0, "dear"), by=part(0.5, "cheap"), otherwise=0.1)
-    assert (score.value, score.reason) == (0.1, "closed: cheap 0.5")
-    assert ASKED == ["cheap"]
-
-
-def test_open_gate_gives_the_score():
-    score = scored("gate", score=part(3.0, "dear", range=[0, 4]), by=part([1.0, 0.2], "cheap"), above=0.5)
-    assert (score.value, score.reason) == (0.75, "open: cheap 0.6; dear 3")
-
-
-def test_failed_gate_fails_instead_of_closing():
-    score = scored("gate", score=part(1.0), by=part("fails", "cheap"))
-    assert (score.status, unlocated(score.reason)) == ("failed", "cheap: ValueError: no such thing")
-
-
-def test_compositions_can_be_parts():
-    inner = {"fn": "first_ok", "args": {"parts": [part("fails", "a"), part(0.5, "b")]}}
-    score = scored("product", parts=[inner, {"fn": "sum", "args": {"parts": [part(1.0), part(0.0)]}}])
-    assert score.value == 0.25
-    assert score.reason == "first_ok 0.5, sum 1"
+    assert scored("sum", parts=[part([0.5, 1.0]), part([0.5, 0.0], weight=2)]).value == (1.5, 1.0)
 
 
 def test_trajectory_function_can_be_part_of_a_step_score():
@@ -138,27 +96,27 @@ def test_trajectory_function_can_be_part_of_a_step_score():
     assert [step.scores["sum"].value for step in trajectory.steps] == [0.5, 0.6, 0.7]
 
 
-def test_outcome_composition_compares_the_answer():
+def test_outcome_sum_compares_the_answer():
     trajectory = a_trajectory(answer="72")
     parts = [{"fn": "numeric_match"}, {"fn": f"{__name__}:whole"}]
-    score([loaded("product", level="outcome", args={"parts": parts})], [trajectory])
-    assert trajectory.outcome.value == 0.75
+    score([loaded("sum", level="outcome", args={"parts": parts})], [trajectory])
+    assert trajectory.outcome.value == 1.75
 
 
-def test_step_composition_compares_the_response():
+def test_step_sum_compares_the_response():
     trajectory = a_trajectory(agents="p")
     trajectory.steps[0].response = "it is 72"
     assert scored("sum", trajectory, parts=[{"fn": "numeric_match"}]).value == 1.0
 
 
 def test_parts_run_on_the_backend():
-    functions = [loaded("gate", args={"score": part(1.0), "by": part(1.0, "other")})]
+    functions = [loaded("sum", args={"parts": [part(1.0), part(1.0, "other")]})]
     backend, trajectory = make_backend("process", functions), a_trajectory()
     ASKED.clear()
     report = score(functions, [trajectory], backend=backend)
     backend.close()
     assert ASKED == []  # not here
-    assert [step.scores["gate"].value for step in trajectory.steps] == [1.0] * 3
+    assert [step.scores["sum"].value for step in trajectory.steps] == [2.0] * 3
     assert report.functions[0].calls == 6
 
 
@@ -188,33 +146,26 @@ def test_weights_and_parts_change_the_version():
         ("sum", {"args": {"parts": [part(1.0, "a"), part(1.0, "a")]}}, "the name 'a' is taken by"),
         ("sum", {"args": {"parts": [part(1.0, timeout="soon")]}}, r"parts\[0\]\.timeout: expected .*, got 'soon'"),
         ("sum", {"args": {"parts": [{"fn": 5}]}}, "expected a name|no ready-made reward function '5'"),
-        ("sum", {"args": {"parts": [part(1.0, agent_match="p")]}}, "agent_match belongs to the composition"),
-        ("sum", {"args": {"parts": [part(1.0, when="f.py:g")]}}, "when belongs to the composition"),
-        ("sum", {"args": {"parts": [{"fn": f"{__name__}:whole"}]}}, "level outcome, its composition of level step"),
+        ("sum", {"args": {"parts": [part(1.0, agent_match="p")]}}, "agent_match belongs to the sum"),
+        ("sum", {"args": {"parts": [part(1.0, when="f.py:g")]}}, "when belongs to the sum"),
+        ("sum", {"args": {"parts": [{"fn": f"{__name__}:whole"}]}}, "level outcome, its sum of level step"),
         ("sum", {"level": "trajectory", "args": {"parts": [part(1.0)]}}, "expected level step or outcome"),
-        ("product", {"args": {"parts": [part(1.0, weight=2.0)]}}, "the parts of product have no weights"),
-        ("gate", {"args": {"score": part(1.0)}}, r"expected args with `score` \(a function\), `by` \(a function\)"),
-        ("gate", {"args": {"score": part(1.0), "by": part(1.0), "abov": 1}}, "unexpected keyword argument 'abov'"),
-        ("gate", {"args": {"score": part(1.0), "by": part(1.0), "above": 7}}, "from 0 to 1, got 7"),
+        ("sum", {"args": {"parts": [part(1.0)], "above": 1}}, "`parts` .a list of functions. and nothing else"),
+        ("sum", {"args": {"parts": [{"fn": "sum", "args": {"parts": [part(1.0)]}}]}}, "a part cannot be a sum"),
+        ("gate", {}, "no ready-made reward function 'gate'; removed in 0.1: write a function"),
         ("summ", {}, "did you mean 'sum'"),
     ],
 )
-def test_invalid_composition_is_refused(fn, entry, message):
+def test_invalid_sum_is_refused(fn, entry, message):
     with pytest.raises(RewardError, match=message):
         loaded(fn, **entry)
 
 
 def test_timed_out_part_times_out_the_whole():
-    score = scored("product", parts=[part(1.0, "a"), {"fn": f"{__name__}:is_late"}])
+    score = scored("sum", parts=[part(1.0, "a"), {"fn": f"{__name__}:is_late"}])
     assert (score.status, score.reason) == ("timeout", "is_late: took longer than 5 s")
 
 
 @reward
 def is_late(step, trajectory):
     return Score(0.0, status="timeout", reason="took longer than 5 s")
-
-
-def test_gate_reads_sampled_tokens_only():
-    trajectory = a_trajectory(agents="p")
-    trajectory.steps[0].response_mask = (1, 0)
-    assert scored("gate", trajectory, score=part(1.0), by=part([0.0, 1.0], "by"), otherwise=0.25).value == 0.25

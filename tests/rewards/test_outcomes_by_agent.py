@@ -101,7 +101,7 @@ def winner(trajectory):
     return {"p": float(white > black), "e": float(black > white)}
 
 
-def test_composition_of_outcomes_by_agent_fails():
+def test_sum_of_outcomes_by_agent_fails():
     part = {"fn": "tests.rewards.test_outcomes_by_agent:winner", "level": "outcome"}
     trajectory = a_trajectory(agents="pe")
     trajectories.score([load("sum", level="outcome", args={"parts": [part]})], [trajectory])

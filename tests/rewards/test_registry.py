@@ -190,7 +190,7 @@ def test_ready_made_functions_document_range_cost_and_source():
         ({"fn": "mine.py:bare", "when": "mine.py:three"}, r"when: is called as \(step\) and its args, but"),
         (
             {"fn": "sum", "args": {"parts": [{"fn": "mine.py:of_the_last"}]}},
-            "is declared with `when`, which belongs to the composition",
+            "is declared with `when`, which belongs to the sum",
         ),
     ],
 )

@@ -22,7 +22,7 @@ from creditflow.data import Step
 from creditflow.errors import ConfigError, RewardError, did_you_mean, first_line
 from creditflow.removed import removed_hint
 from creditflow.rewards import registry
-from creditflow.rewards.compose import COMBINATORS, call_here
+from creditflow.rewards.compose import call_here, sum_range
 from creditflow.rewards.registry import (
     LEVELS,
     REWARD_FUNCTIONS,
@@ -35,6 +35,8 @@ from creditflow.rewards.signatures.recognition import checked_format, recognised
 
 _CALLED_AS = {"step": "(step, trajectory)", "trajectory": "(trajectory)", "outcome": "(trajectory)"}
 _CALLED_AS_ANSWER = "(text, truth)"
+_SUM = "sum"
+"""The name of the ready-made weighted sum of several functions."""
 
 
 @dataclass
@@ -154,12 +156,11 @@ def _load(
     part_of: Level | None = None,
     target: Callable[..., Any] | None = None,
 ) -> RewardFunction:
-    """`part_of`: level of the composition, if the entry is a part of one. `target`: the function that `fn` names."""
+    """`part_of`: level of the sum, if the entry is a part of one. `target`: the function that `fn` names."""
     if not isinstance(entry.fn, str):
         raise RewardError(f"{key}.fn: expected a name or `file.py:function`, got {entry.fn!r}")
-    if entry.fn in COMBINATORS:
-        _refuse_of_undecorated(entry, key, "a composition has none of its own")
-        return _load_composition(entry, key, where, part_of)
+    if entry.fn == _SUM:
+        return _load_sum(entry, key, where, part_of)
     function = _find(entry.fn, where.base, key) if target is None else target
     args = {str(name): value for name, value in entry.args.items()}
     takes = {parameter.name for parameter in _parameters(function, key)}
@@ -180,7 +181,7 @@ def _load(
     key = f"{key} ({name})"
     when = getattr(instance, "when", declared.when)
     if part_of is not None and when is not None:
-        raise RewardError(f"{key}: is declared with `when`, which belongs to the composition, not to a part of it")
+        raise RewardError(f"{key}: is declared with `when`, which belongs to the sum, not to a part of it")
     level = _level(entry.level or (part_of if declared.level == "answer" else None), declared, key)
     if signature is None:
         _check_call(function, _CALLED_AS_ANSWER if declared.level == "answer" else _CALLED_AS[level], args, key)
@@ -270,7 +271,7 @@ def _weight(weight: float, entry: RewardFunctionConfig, level: Level, key: str, 
         raise RewardError(f"{key}: expected a weight of 0 or more, got {weight}")
     if part_of is not None and (entry.agent_match is not None or entry.when is not None):
         word = "agent_match" if entry.agent_match is not None else "when"
-        raise RewardError(f"{key}: {word} belongs to the composition, not to a part of it")
+        raise RewardError(f"{key}: {word} belongs to the sum, not to a part of it")
     if part_of is None and level == "outcome" and (entry.agent_match is not None or weight != 1):
         raise RewardError(
             f"{key}: an outcome has no agent_match and no weight of its own (algorithm.w_o weighs it); "
@@ -294,45 +295,35 @@ def _when(
     return cast(Callable[[Step], bool], when)
 
 
-def _load_composition(entry: RewardFunctionConfig, key: str, where: _Where, part_of: Level | None) -> RewardFunction:
-    level = cast(Level, entry.level or part_of or "step")
+def _load_sum(entry: RewardFunctionConfig, key: str, where: _Where, part_of: Level | None) -> RewardFunction:
+    if part_of is not None:
+        raise RewardError(f"{key}: a part cannot be a sum; list its parts in the outer one")
+    _refuse_of_undecorated(entry, key, "a sum has none of its own")
+    level = cast(Level, entry.level or "step")
     if level not in ("step", "outcome"):
         hint = did_you_mean(level, ("step", "outcome"))
-        raise RewardError(f"{key}: expected level step or outcome of a composition, got {level!r}{hint}")
-    kind = COMBINATORS[entry.fn]
+        raise RewardError(f"{key}: expected level step or outcome of a sum, got {level!r}{hint}")
     name = str(entry.name or entry.fn)
-    args = {str(arg): value for arg, value in entry.args.items()}
-    expected = ", ".join(f"`{arg}` (a function)" for arg in kind.names) or "`parts` (a list of functions)"
-    part_entries = [args.pop(arg, None) for arg in kind.names] if kind.names else args.pop("parts", None)
-    if not isinstance(part_entries, list) or not part_entries or None in part_entries:
-        raise RewardError(f"{key} ({name}): expected args with {expected}")
-    keys = [f"{key}.args.{arg}" for arg in kind.names] or [f"{key}.args.parts[{i}]" for i in range(len(part_entries))]
+    part_entries = entry.args.get("parts")
+    if not isinstance(part_entries, list) or not part_entries or len(entry.args) > 1:
+        raise RewardError(f"{key} ({name}): expected args with `parts` (a list of functions) and nothing else")
+    keys = [f"{key}.args.parts[{i}]" for i in range(len(part_entries))]
     entries = [_part_entry(part, at) for part, at in zip(part_entries, keys, strict=True)]
     parts = tuple(_load(part, at, where, level) for part, at in zip(entries, keys, strict=True))
     _refuse_same([part.name for part in parts], keys)
-    if entry.fn != "sum" and any(part.weight != 1 for part in parts):
-        raise RewardError(f"{key} ({name}): the parts of {entry.fn} have no weights")
-    fitting = ("step", "trajectory") if level == "step" else ("outcome",)
     for part, at in zip(parts, keys, strict=True):
-        if part.level not in fitting:
-            raise RewardError(f"{at} ({part.name}): is of level {part.level}, its composition of level {level}")
-    try:
-        composition = kind.make(parts, [part.weight for part in parts], **args)
-        low, high = composition.range
-    except (TypeError, ValueError) as error:
-        raise RewardError(f"{key} ({name}): {first_line(error)}") from error
-    low, high = _range((low, high), f"{key} ({name})")
+        if (part.level == "outcome") is not (level == "outcome"):
+            raise RewardError(f"{at} ({part.name}): is of level {part.level}, its sum of level {level}")
     function = RewardFunction(
         name=name,
         level=level,
         call=call_here,
         agent_match=_pattern(entry.agent_match, where.agents, key),
         when=_when(entry, None, level, where, key),
-        weight=_weight(1.0 if entry.weight is None else entry.weight, entry, level, key, part_of),
-        range=(low, high),
-        version=_version(kind.make, {**args, "parts": [[part.version, part.weight] for part in parts]}),
+        weight=_weight(1.0 if entry.weight is None else entry.weight, entry, level, key, None),
+        range=_range(sum_range(parts), f"{key} ({name})"),
+        version=_hash([[part.version, part.weight] for part in parts]),
         is_async=True,
-        composition=composition,
         parts=parts,
     )
     return replace(function, call=functools.partial(call_here, function))
@@ -371,7 +362,7 @@ def _find(fn: str, base: Path, key: str) -> Callable[..., Any]:
     if ":" not in fn:
         if fn in REWARD_FUNCTIONS:
             return REWARD_FUNCTIONS[fn]
-        names = sorted({*REWARD_FUNCTIONS.names(), *COMBINATORS})
+        names = sorted({*REWARD_FUNCTIONS.names(), _SUM})
         hint = removed_hint("reward.functions.fn", fn) or did_you_mean(fn, names)
         raise RewardError(
             f"{key}.fn: no ready-made reward function {fn!r}{hint}. Ready-made are {', '.join(names)}. For yours, "

@@ -22,7 +22,7 @@ from creditflow._utils.tracebacks import keep_traceback
 from creditflow.data import Score, Step, Trajectory
 from creditflow.errors import RewardError, TooManyFailedScores, first_line
 from creditflow.rewards.cache import Cache, Keys
-from creditflow.rewards.compose import answer
+from creditflow.rewards.compose import calls_for, combined
 from creditflow.rewards.execution.calls import Backend, Returned, RewardCall, add_counts
 from creditflow.rewards.execution.inline import run_on_loop, together
 from creditflow.rewards.registry import Level, RewardFunction, leaves
@@ -48,12 +48,12 @@ class FunctionReport:
     mean: float
     """Mean of the ok scores, in the function's own range; NaN without any."""
     seconds: float
-    """Sum over its calls; those of async functions overlap. For a composition: over the calls of its parts."""
+    """Sum over its calls; those of async functions overlap. For a sum: over the calls of its parts."""
     reasons: tuple[str, ...]
     """The first distinct reasons of failure, each with the first id at which it occurred."""
     timeouts: int = 0
     calls: int = 0
-    """Calls that were made; for a composition: calls of its parts."""
+    """Calls that were made; for a sum: calls of its parts."""
     cached: int = 0
     """Calls that were answered without being made: from the cache, or by an identical call."""
     counted: Mapping[str, float] = field(default_factory=dict)
@@ -319,8 +319,10 @@ class RewardManager:
                 raise error
 
     async def _answer(self, calls: Sequence[RewardCall], ran: _CallLog) -> list[Returned]:
-        """The result of each call; a composition requests calls of its parts, in one or more rounds."""
-        return await answer(calls, lambda pending: self._run(pending, ran))
+        """The result of each call; a sum needs calls of its parts."""
+        needed = [calls_for(call) for call in calls]
+        returned = iter(await self._run([part for parts in needed for part in parts], ran))
+        return [combined(call, [next(returned) for _ in parts]) for call, parts in zip(calls, needed, strict=True)]
 
     async def _run(self, calls: Sequence[RewardCall], ran: _CallLog) -> list[Returned]:
         """Answer known calls from the cache, make each other call once, and store its result."""

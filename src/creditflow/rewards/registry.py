@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast, get_args, overload
 
 from creditflow._utils.tracebacks import located
-from creditflow.data import Score, Step, Task
+from creditflow.data import Step, Task
 from creditflow.errors import RewardError, did_you_mean, first_line
 from creditflow.registry import Registry
 
@@ -22,15 +22,6 @@ REWARD_FUNCTIONS: Registry[Callable[..., Any]] = Registry(
     "reward.functions.fn", "creditflow.rewards.builtin", "creditflow.rewards", kind=Callable
 )
 """The functions that a recipe may use by their bare names."""
-
-
-@dataclass(frozen=True, slots=True)
-class Composition:
-    """A rule that makes one score from the scores of several functions."""
-
-    rule: Callable[[Any], Generator[list[Any], list[Any], Score]]
-    """Called with a `Call`: yields the calls that it needs, receives their results, and returns a score."""
-    range: tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +55,8 @@ class RewardFunction:
     """
     instance: object = None
     """The instance, if the recipe names a class. See `load_reward_functions`."""
-    composition: Composition | None = None
-    """The rule, if the entry makes one reward of several."""
     parts: tuple[RewardFunction, ...] = ()
-    """The parts of a composition."""
+    """The parts of a sum."""
     when: Callable[[Step], bool] | None = None
     """Selects the steps to score among those of its agents; None: all of them."""
     agents: tuple[str, ...] = ()
@@ -250,6 +239,6 @@ def declared(function: object) -> Declared | None:
 
 
 def leaves(functions: Iterable[RewardFunction]) -> Iterator[RewardFunction]:
-    """The functions that are called: for a composition, its parts."""
+    """The functions that are called: for a sum, its parts."""
     for function in functions:
-        yield from leaves(function.parts) if function.parts else (function,)
+        yield from function.parts or (function,)

@@ -281,7 +281,7 @@ def _score(function: RewardFunction, trajectories: Sequence[Trajectory]) -> tupl
         trajectory.outcome, trajectory.outcomes = None, {}
         for step in trajectory.steps:
             step.scores.clear()
-    watching = replace(function, call=watched, is_async=True, composition=None, parts=(), cache=False)
+    watching = replace(function, call=watched, is_async=True, parts=(), cache=False)
     _wait(RewardManager([watching], max_failed_frac=1.0).score(trajectories))
     scored = []
     for trajectory in trajectories:

@@ -18,7 +18,7 @@ BACKENDS = ("process", "ray", "inline")
 def make_backend(
     name: str, functions: Sequence[RewardFunction], options: BackendOptions | None = None
 ) -> Backend | None:
-    """Create the backend for these functions and the parts of compositions; no process starts yet.
+    """Create the backend for these functions and the parts of sums; no process starts yet.
 
     `process`: worker processes on this machine. `ray`: Ray actors, which run async functions too. `inline` (returns
     None): the manager's own thread, without time-outs, for debugging.
