@@ -34,9 +34,9 @@ from benchmarks.record import Figure, exit_with, quick_parser, show, write
 from benchmarks.sources import hashes
 from creditflow.data import Step, Task, Trajectory
 from creditflow.rewards import RewardFunction, RewardManager
+from creditflow.rewards.calls import Backend
 from creditflow.rewards.entries import RewardFunctionConfig, load_reward_functions
 from creditflow.rewards.execution.backends import BackendOptions, make_backend
-from creditflow.rewards.execution.calls import Backend
 from creditflow.sandbox import open_sandbox
 from creditflow.sandbox.backends.bubblewrap import Bubblewrap
 from tests.rewards.judge_server import Answer, JudgeServer

@@ -7,8 +7,8 @@ import pytest
 from creditflow.data import Score
 from creditflow.rewards import RewardFunction, RewardManager
 from creditflow.rewards.cache import Cache, Keys
+from creditflow.rewards.calls import PlacedScore, Returned, RewardCall
 from creditflow.rewards.entries import RewardFunctionConfig, load_reward_functions
-from creditflow.rewards.execution.calls import PlacedScore, Returned, RewardCall
 from tests.rewards.trajectories import a_trajectory, load
 
 

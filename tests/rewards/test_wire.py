@@ -5,7 +5,7 @@ import json
 import pytest
 
 from creditflow.data import Score
-from creditflow.rewards.execution.calls import PlacedScore, Returned
+from creditflow.rewards.calls import PlacedScore, Returned
 from creditflow.rewards.execution.wire import UnreadableAnswerError, pack_returned, unpack_returned
 
 SCORE = Score(0.5, range=(0.0, 2.0), reason="half\n")

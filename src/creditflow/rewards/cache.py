@@ -13,7 +13,7 @@ from collections import OrderedDict
 from dataclasses import replace
 
 from creditflow.data import Step, Trajectory
-from creditflow.rewards.execution.calls import PlacedScore, Returned, RewardCall
+from creditflow.rewards.calls import PlacedScore, Returned, RewardCall
 
 _MARSHAL = 2
 """The last marshal version that writes equal values as equal bytes, whether or not they are the same objects."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from creditflow.data import Score
-from creditflow.rewards.execution.calls import Returned, RewardCall
+from creditflow.rewards.calls import Returned, RewardCall
 from creditflow.rewards.execution.inline import returned_by, run_on_loop
 from creditflow.rewards.registry import RewardFunction
 from creditflow.rewards.scores import failed_score, mean_value

@@ -22,8 +22,8 @@ from creditflow._utils.tracebacks import keep_traceback
 from creditflow.data import Score, Step, Trajectory
 from creditflow.errors import RewardError, TooManyFailedScores, first_line
 from creditflow.rewards.cache import Cache, Keys
+from creditflow.rewards.calls import Backend, Returned, RewardCall, add_counts
 from creditflow.rewards.compose import calls_for, combined
-from creditflow.rewards.execution.calls import Backend, Returned, RewardCall, add_counts
 from creditflow.rewards.execution.inline import run_on_loop, together
 from creditflow.rewards.registry import Level, RewardFunction, leaves
 from creditflow.rewards.scores import failed_score, mean_value, scores_of

@@ -12,7 +12,7 @@ from typing import Any
 
 from creditflow.data import Score, ScoreStatus, Step, into_range
 from creditflow.errors import ScoreRangeError, did_you_mean
-from creditflow.rewards.execution.calls import PlacedScore, Returned, RewardCall
+from creditflow.rewards.calls import PlacedScore, Returned, RewardCall
 from creditflow.rewards.registry import RewardFunction
 from creditflow.rewards.values import (
     REASON_CHARACTERS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from creditflow.errors import ConfigError, did_you_mean
-from creditflow.rewards.execution.calls import Backend, BackendOptions
+from creditflow.rewards.calls import Backend, BackendOptions
 from creditflow.rewards.execution.processes import WorkerPool
 from creditflow.rewards.execution.ray_actors import RayBackend
 from creditflow.rewards.registry import RewardFunction, leaves

@@ -11,7 +11,7 @@ from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from creditflow.rewards.execution.calls import Answered, Returned, RewardCall, too_late
+from creditflow.rewards.calls import Answered, Returned, RewardCall, too_late
 from creditflow.rewards.scores import UnusableError, scores_in
 
 T = TypeVar("T")

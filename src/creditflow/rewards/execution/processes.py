@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from creditflow.rewards.execution.calls import Answered, Returned, RewardCall, too_late
+from creditflow.rewards.calls import Answered, Returned, RewardCall, too_late
 from creditflow.rewards.execution.wire import (
     TransferError,
     UnreadableAnswerError,

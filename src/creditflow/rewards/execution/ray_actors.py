@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from creditflow.errors import ConfigError, first_line
-from creditflow.rewards.execution.calls import Answered, BackendOptions, Returned, RewardCall, add_counts
+from creditflow.rewards.calls import Answered, BackendOptions, Returned, RewardCall, add_counts
 from creditflow.rewards.execution.inline import run_on_loop, together
 from creditflow.rewards.execution.processes import START_TIMEOUT_S, WorkerPool, batches
 from creditflow.rewards.execution.wire import (

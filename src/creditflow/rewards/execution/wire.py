@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from creditflow._utils.loading import USER_FILES
 from creditflow.errors import CreditflowError, RewardError, first_line
-from creditflow.rewards.execution.calls import Returned, RewardCall
+from creditflow.rewards.calls import Returned, RewardCall
 from creditflow.rewards.registry import RewardFunction
 
 _RETURNED = TypeAdapter(Returned)

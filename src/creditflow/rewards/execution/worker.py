@@ -18,7 +18,7 @@ import socket
 import sys
 
 from creditflow._utils.processes import end_with
-from creditflow.rewards.execution.calls import Returned
+from creditflow.rewards.calls import Returned
 from creditflow.rewards.execution.inline import run_plain
 from creditflow.rewards.execution.wire import TransferError, pack_returned, unpack_calls, unpack_functions
 
