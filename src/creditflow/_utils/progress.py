@@ -11,19 +11,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
 
 from rich.console import Console
-
-if TYPE_CHECKING:
-    from rich.console import OverflowMethod
-    from rich.progress import Progress, TaskID
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Column, Table
 
 LINE_SECONDS = 25.0
 """Seconds without a line after which one is printed, without a terminal. The documented limit is 30 s."""
-
-_MOST_EXPECTED = 0.95
-"""The largest share of work that the tokens of another phase can suggest, before a part is finished."""
 
 
 class Bar:
@@ -36,91 +31,57 @@ class Bar:
         unit: str = "",
         *,
         clock: Callable[[], float] = time.monotonic,
-        tokens_each: float = 0.0,
-        changed: Callable[[], None] = lambda: None,
         say: Callable[[str], None] | None = None,
     ) -> None:
         """`unit`: the parts that are counted, in the plural.
 
-        `tokens_each`: the expected number of sampled tokens of a part, until parts are finished. `changed`: called
-        after every change. `say`: prints a result as a line; None if the bar itself shows it.
+        `say`: prints a result as a line; None if the bar itself shows it.
         """
         self.title, self.total, self.unit = title, total, unit
-        self.status = ""
-        self._done = self._skipped = 0
-        self._tokens, self._tokens_of_finished, self._tokens_each = 0, 0, tokens_each
-        self._clock, self._changed, self._say = clock, changed, say
+        self.status, self.done = "", 0
+        self._skipped = self._tokens = 0
+        self._clock, self._say = clock, say
         self._begun = self._moved = clock()
         self._lock = threading.RLock()
 
-    def advance(self, amount: int = 1, status: str = "", *, tokens: int = 0) -> None:
+    def advance(self, amount: int = 1, status: str = "") -> None:
         """Advance by `amount` finished parts.
 
-        A `status` replaces the one shown in a terminal; elsewhere it is printed as a line. `tokens`: the sampled tokens
-        of the finished parts.
+        A `status` replaces the one shown in a terminal; elsewhere it is printed as a line.
         """
         with self._lock:
-            self._done += amount
-            self._tokens_of_finished += tokens
+            self.done += amount
             self._moved = self._clock()
-            if self._say is None:
-                self.status = status or self.status
-        self._changed()
-        if status and self._say is not None:
-            self._say(f"{self.title} {self._done}/{self.total} {status}")
+        if self._say is None:
+            self.status = status or self.status
+        elif status:
+            self._say(f"{self.title} {self.done}/{self.total} {status}")
 
     def reach(self, done: int, total: int) -> None:
         """Set the finished and the whole number of parts."""
         with self._lock:
             self.total = total
-            amount = done - self._done
-        self.advance(amount)
+            self.advance(done - self.done)
 
     def skip(self, amount: int) -> None:
         """Advance by parts that cost no time here: those of a resumed run. Negative after a rollback."""
         with self._lock:
-            self._done += amount
+            self.done += amount
             self._skipped += amount
-        self._changed()
 
     def spend(self, tokens: int) -> None:
         """Count sampled tokens of parts that need not be finished."""
         with self._lock:
             self._tokens += tokens
             self._moved = self._clock()
-        self._changed()
 
     def note(self, status: str) -> None:
         """Show the current activity: in a terminal at once, elsewhere in the next line."""
         self.status = status
-        self._changed()
-
-    @property
-    def share(self) -> float:
-        """The share of the work that is done, in [0, 1]; 0 if the amount of work is unknown.
-
-        Rollouts run side by side. The share of finished ones is too low, because most finish late. The share of
-        tokens, at the mean of the finished ones, is too high, because short ones finish first. The result is the mean.
-        """
-        with self._lock:
-            worked, total = self._done - self._skipped, (self.total or 0) - self._skipped
-            if total <= 0:
-                return 0.0
-            finished = min(1.0, worked / total)
-            if not self._tokens or not self.tokens_each or finished == 1.0:
-                return finished
-            of_tokens = min(1.0, self._tokens / (self.tokens_each * total))
-            return (finished + of_tokens) / 2 if worked > 0 else min(_MOST_EXPECTED, of_tokens)
-
-    @property
-    def tokens_each(self) -> float:
-        """The mean number of sampled tokens of the finished parts, or the expected number; 0 if unknown."""
-        worked = self._done - self._skipped
-        return self._tokens_of_finished / worked if worked > 0 else self._tokens_each
 
     def amount(self) -> str:
         """The finished amount in words."""
-        parts = [f"{self._done:,}/{self.total:,}{f' {self.unit}' if self.unit else ''}"] if self.total else []
+        parts = [f"{self.done:,}/{self.total:,}{f' {self.unit}' if self.unit else ''}"] if self.total else []
         if self._tokens:
             parts.append(f"{self._tokens:,} tokens")
         return ", ".join(parts)
@@ -128,8 +89,7 @@ class Bar:
     def pace(self) -> str:
         """The rate and the time left in words, as far as they are known."""
         with self._lock:
-            now, spent = self._clock(), self._moved - self._begun
-            worked, share = self._done - self._skipped, self.share
+            now, spent, worked = self._clock(), self._moved - self._begun, self.done - self._skipped
         parts = []
         if spent > 0 and self._tokens:
             parts.append(f"{self._tokens / spent:,.0f} tokens/s")
@@ -140,8 +100,9 @@ class Bar:
             )
         if self.total is None:
             parts.append(f"{duration(now - self._begun)} so far")
-        elif spent > 0 and share > 0:
-            parts.append(f"about {duration(max(0.0, spent * (1 - share) / share - (now - self._moved)))} left")
+        elif spent > 0 and worked > 0:
+            left = spent * (self.total - self.done) / worked - (now - self._moved)
+            parts.append(f"about {duration(max(0.0, left))} left")
         return ", ".join(parts)
 
     def describe(self) -> str:
@@ -158,11 +119,7 @@ class Reporter:
         self._clock = clock
         self.bars: list[Bar] = []
         """The open bars, each inside the one before."""
-        self._progress: Progress | None = None
-        self._rows: dict[Bar, TaskID] = {}
         self._printed = clock()
-        self._tokens_each: dict[str, float] = {}
-        """Mean sampled tokens of a part, by the title of the last finished bar."""
         self._lock = threading.RLock()
 
     def say(self, text: str) -> None:
@@ -178,96 +135,47 @@ class Reporter:
         """Open a bar of `total` parts, inside the bars that are open; the functions of this module find it.
 
         Without a terminal, a line is printed for each part with a status, and one when nothing was printed for a while.
-        `announce`: also print the title as a line at the start. `keep`: leave the bar in the terminal after its end.
+        `announce`: also print the title as a line at the start. `keep`: leave an outermost bar in the terminal after
+        its end.
         """
         live = self.console.is_terminal
         if announce and not live:
             self.say(f"{title} ...")
-        with self._in_terminal(keep=keep) if live else self._in_lines():
-            each = self._tokens_each.get(title, 0.0)
-            if self._progress is None:
-                bar = Bar(title, total, unit, clock=self._clock, tokens_each=each, say=self.say)
-            else:
-                bar = self._row(self._progress, title, total, unit, each)
-            self.bars.append(bar)
-            token = _CURRENT.set(self)
-            try:
+        bar = Bar(title, total, unit, clock=self._clock, say=None if live else self.say)
+        is_outermost = not self.bars
+        self.bars.append(bar)
+        token = _CURRENT.set(self)
+        try:
+            if not is_outermost:
                 yield bar
-            finally:
-                _CURRENT.reset(token)
-                self.bars.remove(bar)
-                self._tokens_each[title] = bar.tokens_each
-                if self._progress is not None and not keep:
-                    self._progress.remove_task(self._rows.pop(bar))
+            elif live:
+                with Live(get_renderable=self.table, console=self.console, transient=not keep):
+                    yield bar
+            else:
+                self._printed = self._clock()
+                with beside(self._print_overdue, "creditflow-lines"):
+                    yield bar
+        finally:
+            _CURRENT.reset(token)
+            self.bars.remove(bar)
+
+    def table(self) -> Table:
+        """The open bars as they are shown in a terminal, one a row."""
+        table = Table.grid(*(Column(no_wrap=True) for _ in range(5)), padding=(0, 1))
+        for bar in self.bars:
+            drawn = ProgressBar(bar.total, bar.done, width=24, pulse=bar.total is None)
+            table.add_row(bar.title, drawn, bar.amount(), bar.pace(), bar.status)
+        return table
 
     def show_overdue(self) -> None:
         """Print the state of the open bars if nothing was printed for `LINE_SECONDS`."""
         with self._lock:
             if self.bars and self._clock() - self._printed >= LINE_SECONDS:
                 self.say(": ".join(bar.describe() for bar in self.bars))
-                self._printed = self._clock()
 
-    @contextmanager
-    def _in_lines(self) -> Iterator[None]:
-        """Print overdue lines from a thread while the outermost bar is open."""
-        if self.bars:
-            yield
-            return
-        self._printed = self._clock()
-
-        def watch(over: threading.Event) -> None:
-            while not over.wait(max(0.0, self._printed + LINE_SECONDS - self._clock())):
-                self.show_overdue()
-
-        with beside(watch, "creditflow-lines"):
-            yield
-
-    @contextmanager
-    def _in_terminal(self, *, keep: bool) -> Iterator[None]:
-        """Show the open bars while the outermost one is open."""
-        if self._progress is not None:
-            yield
-            return
-        from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
-        from rich.table import Column
-        from rich.text import Text
-
-        class BarText(ProgressColumn):
-            """A text that is read from the bar at every refresh."""
-
-            def __init__(self, text: Callable[[Bar], str], overflow: OverflowMethod = "fold") -> None:
-                self._text = text
-                super().__init__(Column(no_wrap=True, overflow=overflow))
-
-            def render(self, task: Task) -> Text:
-                return Text(self._text(task.fields["bar"]))
-
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            BarText(Bar.amount),
-            TimeElapsedColumn(),
-            BarText(Bar.pace),
-            BarText(lambda bar: bar.status, "ellipsis"),
-        )
-        try:
-            with Progress(*columns, console=self.console, transient=not keep) as self._progress:
-                yield
-        finally:
-            self._progress = None
-            self._rows.clear()
-
-    def _row(self, progress: Progress, title: str, total: int | None, unit: str, tokens_each: float) -> Bar:
-        """Add a bar to the terminal."""
-
-        def show() -> None:
-            if (row := self._rows.get(bar)) is not None:  # a late thread may report to a closed bar
-                has_total = bar.total is not None
-                progress.update(row, total=100 if has_total else None, completed=bar.share * 100 if has_total else 0)
-
-        bar = Bar(title, total, unit, clock=self._clock, tokens_each=tokens_each, changed=show)
-        self._rows[bar] = progress.add_task(title, total=100 if total else None, bar=bar)
-        return bar
+    def _print_overdue(self, over: threading.Event) -> None:
+        while not over.wait(max(0.0, self._printed + LINE_SECONDS - self._clock())):
+            self.show_overdue()
 
 
 @contextmanager

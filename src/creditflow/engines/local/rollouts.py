@@ -176,7 +176,7 @@ async def sample_trajectories(
     with phase(title, len(rollouts), "trajectories") as bar:
 
         def finish(trajectory: Trajectory) -> None:
-            bar.advance(tokens=sum(len(step.response_ids) for step in trajectory.steps))
+            bar.advance()
 
         running = run_rollouts(rollouts, components.workflow, components.agents, scheduler, sampling, finish)
         trajectories = await complete(running, components)
