@@ -5,7 +5,6 @@ Names of a run are hostile input: in the text they are code on one line, in the 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,8 +41,7 @@ This checkpoint was not evaluated.
 {%- endfor %}
 
 The validation tasks resemble the training tasks unless the recipe names others. This is one run, not evaluated for
-safety, bias or factual accuracy. Licence of the base model: {{ code(license) }}; check it,
-and that of the training data.
+safety, bias or factual accuracy. Licence: {{ code(license) }}; check those of the base model and of the training data.
 """
 
 
@@ -58,21 +56,20 @@ class PublishedPolicy:
     """Whether it is an adapter of the base model rather than a model."""
     base: str | None
     """The name of its base model on the hub; None if unknown."""
-    licence: str | None
-    """The licence of the base model, as the hub names it; None if unknown."""
 
 
 def model_card(
     run: Mapping[str, Any],
     step: int,
     policies: Sequence[PublishedPolicy],
+    licence: str | None,
     before: Mapping[str, Any],
     after: Mapping[str, Any],
 ) -> str:
     """The card as Markdown with metadata.
 
-    `run`: `run.json`. `step`: the training step of the checkpoint. `before`, `after`: the metrics before training and
-    after this step.
+    `run`: `run.json`. `step`: the training step of the checkpoint. `licence`: as the hub names it. `before`, `after`:
+    the metrics before training and after this step.
     """
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
@@ -80,7 +77,6 @@ def model_card(
     spec = _mapping(_mapping(run.get("config")).get("algorithm")).get("propagation")
     rule = _text(spec.get("rule") if isinstance(spec, Mapping) else spec)
     bases = sorted({policy.base for policy in policies if policy.base is not None})
-    licences = {policy.licence for policy in policies}
     results = [
         EvalResult(
             task_type="text-generation",
@@ -94,7 +90,7 @@ def model_card(
         if isinstance(value := after.get(f"val/{key}"), int | float)
     ]
     data = ModelCardData(
-        license=licences.pop() if len(licences) == 1 else None,
+        license=licence,
         library_name="peft" if any(policy.adapter for policy in policies) else "transformers",
         pipeline_tag="text-generation",
         base_model=bases[0] if len(bases) == 1 else bases or None,
@@ -127,8 +123,3 @@ def _text(value: object) -> str:
 
 def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
-
-
-def accepted_licence(value: object) -> str | None:
-    """A licence identifier of a base model's card, if it has the form of one."""
-    return value if isinstance(value, str) and re.fullmatch(r"[a-z0-9][a-z0-9.\-]{0,60}", value) else None
