@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from creditflow.errors import ConfigError
+from creditflow.monitoring.guard import specs
 from creditflow.monitoring.guard_rules.base import GUARD_RULES
 from creditflow.monitoring.guard_rules.drop import Drop
 from creditflow.monitoring.guard_rules.interval import Interval
@@ -210,24 +211,24 @@ def test_restored_rule_continues_identically(made, values, cut):
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("kind", "options", "said"),
     [
-        (Level, "above, below: expected one of them"),
-        (lambda: Level(above=1.0, below=0.0), "above, below: expected one of them"),
-        (lambda: Level(above=1.0, times_first="no"), "times_first"),
-        (lambda: Drop(window=2), "window: expected at least 3"),
-        (lambda: Level(above=0.1, recover=0.12), "recover: 0.12 lies where the rule fires"),
-        (lambda: Level(below=0.8, recover=0.7), "recover: 0.7 lies where the rule fires"),
-        (Interval, "above, below: expected one of them"),
-        (lambda: Interval(below=0.1, recover=0.05), "recover: 0.05 lies where the rule fires"),
-        (lambda: Interval(below=0.1, window=0), "window"),
-        (lambda: Level(above=math.nan), "above: expected a finite number"),
-        (lambda: Level(above=0.1, window=0), "window"),
-        (lambda: Level(above=0.1, p_value=2), "p_value"),
-        (lambda: Drop(by=0.05, recover=0.06), "recover: 0.06 lies where the rule fires"),
-        (lambda: Drop(by=-0.1), "by: expected a number above 0"),
+        ("level", {}, "above, below: expected one of them"),
+        ("level", {"above": 1.0, "below": 0.0}, "above, below: expected one of them"),
+        ("level", {"above": 1.0, "times_first": "no"}, "mine.times_first: expected true or false, got 'no'"),
+        ("drop", {"window": 2}, "mine.window: expected a number of at least 3, got 2"),
+        ("level", {"above": 0.1, "recover": 0.12}, "mine.recover: 0.12 lies where the rule fires"),
+        ("level", {"below": 0.8, "recover": 0.7}, "mine.recover: 0.7 lies where the rule fires"),
+        ("interval", {}, "above, below: expected one of them"),
+        ("interval", {"below": 0.1, "recover": 0.05}, "mine.recover: 0.05 lies where the rule fires"),
+        ("interval", {"below": 0.1, "window": 0}, "mine.window: expected a number of at least 1"),
+        ("level", {"above": math.nan}, "mine.above: expected a finite number, got nan"),
+        ("level", {"above": 0.1, "window": 0.5}, "mine.window: expected a whole number of at least 1"),
+        ("level", {"above": 0.1, "p_value": 2}, "mine.p_value: expected a number above 0 and below 1, got 2"),
+        ("drop", {"by": 0.05, "recover": 0.06}, "mine.recover: 0.06 lies where the rule fires"),
+        ("drop", {"by": -0.1}, "mine.by: expected a number above 0, got -0.1"),
     ],
 )
-def test_invalid_options_are_refused(make, said):
+def test_invalid_options_are_refused(kind, options, said):
     with pytest.raises(ConfigError, match=said):
-        make()
+        specs({"mine": {"kind": kind, "metric": "reward/error_rate", **options}})

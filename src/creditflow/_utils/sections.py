@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import functools
+import inspect
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, TypeVar, cast
+from contextlib import suppress
+from dataclasses import MISSING, fields
+from itertools import pairwise
+from typing import Annotated, Any, TypeVar, cast, get_type_hints
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    TypeAdapter,
+    ValidationError,
+    create_model,
+)
 from pydantic_core import CoreSchema, ErrorDetails
 
 from creditflow.errors import ConfigError, did_you_mean
@@ -86,6 +101,36 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 def schema_of(kind: Any) -> dict[str, Any]:
     """The JSON Schema of a section. Callers must not change it."""
     return _adapter(kind).json_schema()
+
+
+@functools.cache
+def options_model(
+    kind: Any, name: str | None = None, base: type[BaseModel] = Section, leave_out: tuple[str, ...] = ()
+) -> Any:
+    """The pydantic model of a dataclass of options: its types, defaults, bounds and docstrings."""
+    types, texts = get_type_hints(kind), descriptions(kind)
+    definitions: dict[str, Any] = {
+        f.name: (
+            types[f.name],
+            Field(default=... if f.default is MISSING else f.default, description=texts.get(f.name), **f.metadata),
+        )
+        for f in fields(kind)
+        if f.init and f.name not in leave_out
+    }
+    return create_model(name or f"{kind.__name__}Options", __base__=base, __doc__=kind.__doc__, **definitions)
+
+
+def descriptions(kind: type) -> dict[str, str]:
+    """The docstrings of a dataclass's fields, with those of its bases."""
+    texts: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        with suppress(OSError, TypeError):  # a class without a file, such as one of a recorded run
+            (node,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+            for pair in pairwise(getattr(node, "body", ())):
+                match pair:
+                    case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                        texts[name] = inspect.cleandoc(text)
+    return texts
 
 
 def mergeable(values: Any, kind: type) -> Any:

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import ast
-import functools
-import inspect
-import textwrap
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
-from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, create_model
+from pydantic import Field, PositiveFloat, PositiveInt
 
-from creditflow._utils.sections import Section, Text, checked, expected
+from creditflow._utils.sections import Section, Text, checked, expected, options_model
 from creditflow.credit.records import PROPAGATION_RULES, RULE, CreditOptions, Rule
 from creditflow.errors import ConfigError, did_you_mean
 from creditflow.removed import removed_hint
@@ -102,49 +96,11 @@ class AlgorithmKeys(Section):
         return CreditOptions(propagation=rule, shadow=shadow, **general)
 
 
-def options_model(
-    kind: type, name: str | None = None, base: type[BaseModel] = Section, leave_out: Iterable[str] = ()
-) -> type[Any]:
-    """The pydantic model of a dataclass of options: its types, defaults, bounds and docstrings."""
-    types, texts = get_type_hints(kind), descriptions(kind)
-    definitions: dict[str, Any] = {
-        f.name: (
-            types[f.name],
-            Field(default=... if f.default is MISSING else f.default, description=texts.get(f.name), **f.metadata),
-        )
-        for f in fields(kind)
-        if f.init and f.name not in leave_out
-    }
-    return create_model(name or f"{kind.__name__}Options", __base__=base, __doc__=kind.__doc__, **definitions)
-
-
-def descriptions(kind: type) -> dict[str, str]:
-    """The docstrings of a dataclass's fields, with those of its bases."""
-    texts: dict[str, str] = {}
-    for base in reversed(kind.__mro__):
-        with suppress(OSError, TypeError):  # a class without a file, such as one of a recorded run
-            (node,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-            for pair in pairwise(getattr(node, "body", ())):
-                match pair:
-                    case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
-                        texts[name] = inspect.cleandoc(text)
-    return texts
-
-
 _GENERAL = tuple(f.name for f in fields(CreditOptions) if f.init and f.name not in ("propagation", "shadow"))
 if TYPE_CHECKING:
     AlgorithmConfig = AlgorithmKeys
 else:
     AlgorithmConfig = options_model(CreditOptions, "AlgorithmConfig", AlgorithmKeys, ("propagation", "shadow"))
-
-
-def rule_model(rule: type[Rule]) -> Any:
-    """The pydantic model of a rule's options."""
-    kind: Any = rule  # mypy takes the class for one that has no hash
-    return _model_of(kind)
-
-
-_model_of = functools.cache(options_model)
 
 
 def rule_class(name: str) -> type[Rule]:
@@ -157,9 +113,9 @@ def checked_rule(spec: str | Mapping[str, Any]) -> Rule:
     options: dict[str, Any] = {RULE: spec} if isinstance(spec, str) else dict(spec)
     if RULE not in options:
         raise ConfigError(f"{KEY}: expected a rule, or {{rule: NAME, option: value}}, got {dict(options)}")
-    kind = rule_class(options.pop(RULE))
-    values = checked(rule_model(kind), options, KEY)
-    rule = kind(**{f.name: getattr(values, f.name) for f in fields(kind)})
+    kind: Any = rule_class(options.pop(RULE))
+    values = checked(options_model(kind), options, KEY)
+    rule: Rule = kind(**{f.name: getattr(values, f.name) for f in fields(kind)})
     rule.make_threshold()
     return rule
 

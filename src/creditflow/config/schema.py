@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from creditflow._utils.sections import schema_of
-from creditflow.config.algorithm import rule_model
+from creditflow._utils.sections import options_model, schema_of
 from creditflow.config.loading import load_recipe
 from creditflow.config.presets import PRESETS
 from creditflow.config.recipe import Config
-from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES, RULE, Rule
+from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES, RULE
 from creditflow.registry import is_file_reference
 
 _INTERPOLATION = {"type": "string", "pattern": r"\$\{"}
@@ -25,7 +24,8 @@ def json_schema(recipe: Path | None = None) -> dict[str, Any]:
     Every section may be empty, every value may be an interpolation such as `${recipe.operations}`, and no key is
     required, because a recipe may extend another one.
     """
-    schema, rules = copy.deepcopy(schema_of(Config)), dict(PROPAGATION_RULES.items())
+    schema = copy.deepcopy(schema_of(Config))
+    rules: dict[str, Any] = dict(PROPAGATION_RULES.items())
     if recipe is not None:
         credit = load_recipe(recipe).config.credit
         rules |= {str(used.propagation): type(used.propagation) for used in (credit, credit.shadow) if used}
@@ -37,7 +37,7 @@ def json_schema(recipe: Path | None = None) -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "creditflow recipe"}
 
 
-def _describe_credit(schema: dict[str, Any], rules: Mapping[str, type[Rule]]) -> None:
+def _describe_credit(schema: dict[str, Any], rules: Mapping[str, Any]) -> None:
     """Add the rules with their options, and the names of estimators and presets."""
     properties = schema["$defs"]["AlgorithmConfig"]["properties"]
     names: dict[str, dict[str, Any]] = {
@@ -48,7 +48,7 @@ def _describe_credit(schema: dict[str, Any], rules: Mapping[str, type[Rule]]) ->
     }
     described = []
     for name, rule in rules.items():
-        options = copy.deepcopy(schema_of(rule_model(rule)))
+        options = copy.deepcopy(schema_of(options_model(rule)))
         options["properties"] = {RULE: names[name], **options["properties"]}
         described.append({**options, "required": [RULE]})
     reference = {"type": "string", "pattern": r"\.py:|\$\{"}

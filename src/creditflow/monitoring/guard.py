@@ -10,36 +10,28 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeInt
 
 from creditflow._utils.loading import is_reference, load_object
+from creditflow._utils.sections import Section, Share, checked, expected, options_model
 from creditflow._utils.tracebacks import located
 from creditflow.credit.records import CreditOptions, make_rule
 from creditflow.credit.rules.base import SharingRule
 from creditflow.credit.thresholds.base import BatchStats, Threshold
-from creditflow.errors import ConfigError, CreditflowError, did_you_mean
+from creditflow.errors import ConfigError, CreditflowError
 from creditflow.monitoring.catalog import Names, expect_known, matching
-from creditflow.monitoring.guard_rules.base import (
-    GUARD_RULES,
-    KEY,
-    GuardRule,
-    Limit,
-    RuleResult,
-    expect_whole,
-    is_number,
-)
+from creditflow.monitoring.guard_rules.base import GUARD_RULES, KEY, GuardRule, Limit, RuleResult
 from creditflow.registry import expect_keywords
 
-ACTIONS = WARN, SET_THRESHOLD, FALLBACK, RESTORE, STOP = (
-    *("warn", "set_threshold", "fallback_identical"),
-    *("restore_checkpoint", "stop"),
-)
-_EXPECTED = "expected a class of options with look, state_dict and load_state_dict"
+WARN, SET_THRESHOLD, FALLBACK = "warn", "set_threshold", "fallback_identical"
+RESTORE, STOP = "restore_checkpoint", "stop"
 FALLBACK_RULE = "identical"
 """The propagation rule of a fallback."""
-_COMMON_OPTIONS = ("kind", "metric", "over", "action", "cool_down", "to", "unless")
-"""Options of every rule; the others belong to its kind."""
+_OneMetric = Annotated[str, Field(pattern=r"^[^*]+$"), expected("one metric")]
 _OF_GATES = ("propagation/pass_rate", "propagation/threshold", "propagation/forced_open", "credit/gated_off")
 """Beginnings of the metrics that only propagation rules with gates have."""
 
@@ -126,28 +118,33 @@ _EFFECTS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Unless:
+class Unless(Section):
     """A condition that keeps a rule from acting: the newest value of `metric`, if any, exceeds `above`."""
 
-    metric: str
+    metric: _OneMetric
     above: float
 
 
-@dataclass(frozen=True, slots=True)
-class RuleSpec:
-    """One entry of `guard.rules`."""
+class RuleOptions(Section):
+    """The options of every entry of `guard.rules`; the others belong to its kind."""
+
+    metric: Annotated[str, Field(min_length=1), expected("the name of a metric")]
+    kind: str = "level"
+    over: Annotated[_OneMetric | None, expected("one metric")] = None
+    action: Literal["warn", "set_threshold", "fallback_identical", "restore_checkpoint", "stop"] = "warn"
+    to: Share | None = None
+    cool_down: NonNegativeInt = 10
+    unless: Unless | None = None
+
+
+class RuleSpec(RuleOptions):
+    """One entry of `guard.rules` with its kind."""
 
     name: str
-    kind: str
-    metric: str
-    over: str | None
-    action: str
-    to: float | None
-    cool_down: int
-    make: Callable[[], GuardRule]
-    unless: Unless | None = None
-    limit: Limit | None = None
+    make: Callable[[], Any]
+    """Makes the rule for one metric."""
+    limit: Any = None
+    """The `Limit` of the kind, if it declares one."""
     note: str = ""
     """The reason for reducing the action to a warning."""
 
@@ -169,12 +166,9 @@ class _Watch:
     undecided: bool = False
     """See `RuleResult`; reported at its first look only."""
 
-    def flags(self) -> dict[str, Any]:
-        """The state apart from that of the rule."""
-        return {flag: getattr(self, flag) for flag in _FLAGS}
 
-
-_FLAGS = ("on", "quiet", "suspect", "held", "against", "undecided")
+_FLAGS = tuple(flag.name for flag in fields(_Watch) if flag.name != "rule")
+"""The state of a watch apart from that of its rule."""
 
 
 @dataclass(slots=True)
@@ -297,7 +291,9 @@ class Guard:
         """The state for later events, without the rules, as JSON types."""
         kinds = {rule.name: rule.kind for rule in self.rules}
         watches = [
-            {"rule": name, "kind": kinds[name], "metric": metric, **watch.flags(), "state": watch.rule.state_dict()}
+            {"rule": name, "kind": kinds[name], "metric": metric}
+            | {flag: getattr(watch, flag) for flag in _FLAGS}
+            | {"state": watch.rule.state_dict()}
             for (name, metric), watch in sorted(self.watches.items())
         ]
         return {"cap": self.cap, "watches": watches}
@@ -364,65 +360,41 @@ def specs(rules: Mapping[str, Any], folder: Path | None = None) -> list[RuleSpec
     return entries
 
 
-def _spec(name: str, options: Any, folder: Path | None) -> RuleSpec | None:
+def _spec(name: str, entry: Any, folder: Path | None) -> RuleSpec | None:
     key = f"{KEY}.{name}"
-    if not isinstance(options, Mapping):
-        raise ConfigError(f"{key}: expected metric, kind, action and more, or null, got {options!r}")
-    options = {key: value for key, value in options.items() if value is not None}
-    metric, kind, action = options.get("metric"), options.get("kind", "level"), options.get("action", WARN)
-    for option, value in (("metric", metric), ("kind", kind), ("over", options.get("over", "-")), ("action", action)):
-        if not isinstance(value, str) or not value:
-            raise ConfigError(f"{key}.{option}: expected a name, got {value!r}")
-    if "*" in options.get("over", ""):
-        raise ConfigError(f"{key}.over: expected one metric, got {options['over']!r}")
-    if action not in ACTIONS:
-        hint = did_you_mean(str(action), ACTIONS)
-        raise ConfigError(f"{key}.action: expected one of {', '.join(ACTIONS)}, got {action!r}{hint}")
-    to = options.get("to")
-    if action == SET_THRESHOLD and not is_number(to, 0, 1):
-        raise ConfigError(f"{key}.to: expected a number from 0 to 1, which {action} needs, got {to!r}")
-    cool_down = options.get("cool_down", 10)
-    expect_whole(f"{key}.cool_down", cool_down, least=0)
-    if is_reference(kind):
+    if not isinstance(entry, Mapping):
+        raise ConfigError(f"{key}: expected metric, kind, action and more, or null, got {entry!r}")
+    common = {option: entry[option] for option in RuleOptions.model_fields if entry.get(option) is not None}
+    options = checked(RuleOptions, common, key)
+    if options.action == SET_THRESHOLD and options.to is None:
+        raise ConfigError(f"{key}.to: expected a number from 0 to 1, which {SET_THRESHOLD} needs, got nothing")
+    if is_reference(options.kind):
         if folder is None:
             return None
-        entry = load_object(kind, folder, f"{key}.kind")
-        if not callable(entry):
-            raise ConfigError(f"{key}.kind: {kind}: {_EXPECTED}, got {type(entry).__name__}")
-    elif kind in GUARD_RULES.names():
-        entry = GUARD_RULES[kind]
+        kind = load_object(options.kind, folder, f"{key}.kind")
     else:
-        kinds = ", ".join(GUARD_RULES.names())
-        raise ConfigError(f"{key}.kind: expected one of {kinds}, or file.py:kind, got {kind!r}{GUARD_RULES.hint(kind)}")
-    own = {option: value for option, value in options.items() if option not in _COMMON_OPTIONS}
-    expect_keywords(kind, entry, own, key)
+        kind = GUARD_RULES[options.kind]
+    own = {option: value for option, value in entry.items() if option not in common and value is not None}
+    make = partial(_make, kind, options.kind, own, key)
+    return RuleSpec.model_construct(**dict(options), name=name, make=make, limit=getattr(make(), "limit", None))
 
-    def make() -> GuardRule:
-        try:
-            rule = entry(**own)
-        except ConfigError as error:
-            raise ConfigError(f"{key}.{error}" if ":" in str(error) else f"{key}: {error}") from None
-        except Exception as error:  # whatever the user's kind raises
-            raise ConfigError(located(error, f"{key}: {kind}: {type(error).__name__}: {error}")) from error
-        if not isinstance(rule, GuardRule):
-            raise ConfigError(f"{key}.kind: {kind}: {_EXPECTED}, got {type(rule).__name__}")
+
+def _make(kind: Any, name: str, options: Mapping[str, Any], key: str) -> GuardRule:
+    """A rule of the kind called `name`. Raises ConfigError for invalid options and for another kind of object."""
+    if hasattr(kind, "__dataclass_fields__"):
+        checked(options_model(kind), options, key)
+    elif callable(kind):
+        expect_keywords(name, kind, options, key)
+    try:
+        rule = kind(**options) if callable(kind) else kind
+    except ConfigError as error:
+        raise ConfigError(f"{key}.{error}" if ":" in str(error) else f"{key}: {error}") from None
+    except Exception as error:  # whatever the user's kind raises
+        raise ConfigError(located(error, f"{key}: {name}: {type(error).__name__}: {error}")) from error
+    if isinstance(rule, GuardRule):
         return rule
-
-    limit = getattr(make(), "limit", None)
-    unless = _unless(options["unless"], f"{key}.unless") if "unless" in options else None
-    cap = float(options["to"]) if action == SET_THRESHOLD else None
-    return RuleSpec(name, kind, str(metric), options.get("over"), action, cap, cool_down, make, unless, limit)
-
-
-def _unless(options: Any, key: str) -> Unless:
-    if not isinstance(options, Mapping) or set(options) != {"metric", "above"}:
-        raise ConfigError(f"{key}: expected metric and above, got {options!r}")
-    metric, above = options["metric"], options["above"]
-    if not isinstance(metric, str) or "*" in metric:
-        raise ConfigError(f"{key}.metric: expected one metric, got {metric!r}")
-    if not is_number(above):
-        raise ConfigError(f"{key}.above: expected a number, got {above!r}")
-    return Unless(metric, float(above))
+    words = "expected a class of options with look, state_dict and load_state_dict"
+    raise ConfigError(f"{key}.kind: {name}: {words}, got {type(rule).__name__}")
 
 
 def _expect_agreement(rules: Sequence[RuleSpec]) -> None:
@@ -436,8 +408,12 @@ def _expect_agreement(rules: Sequence[RuleSpec]) -> None:
             raise ConfigError(
                 f"{both}: one fires above {lower.value:g}, the other below {upper.value:g}; between, both do"
             )
-        if first.limit.option == second.limit.option and None not in (first.to, second.to) and first.to != second.to:
-            raise ConfigError(f"{both}: one sets the threshold to {first.to:g}, the other to {second.to:g}")
+        if (
+            first.limit.option == second.limit.option
+            and None not in (lowest := (first.to, second.to))
+            and lowest[0] != lowest[1]
+        ):
+            raise ConfigError(f"{both}: one sets the threshold to {lowest[0]:g}, the other to {lowest[1]:g}")
 
 
 def _possible(rule: RuleSpec, options: CreditOptions, *, has_outcome: bool) -> RuleSpec:
@@ -453,7 +429,7 @@ def _possible(rule: RuleSpec, options: CreditOptions, *, has_outcome: bool) -> R
         notes.append(f"there is no threshold to lower ({rule_in_force})")
     elif rule.action == SET_THRESHOLD and rule.to is not None and isinstance(theta, int | float) and theta <= rule.to:
         notes.append(f"the threshold is {theta:g} already")
-    return replace(rule, action=WARN, note=notes[0]) if notes else rule
+    return rule.model_copy(update={"action": WARN, "note": notes[0]}) if notes else rule
 
 
 def _short(value: float | None) -> str:

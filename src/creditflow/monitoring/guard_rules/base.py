@@ -6,9 +6,8 @@ numbers with their observation counts; the meaning of the metric and the action 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from statistics import NormalDist
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -71,7 +70,7 @@ class GuardRule(Protocol):
 Kind = TypeVar("Kind", bound=Callable[..., GuardRule])
 
 GUARD_RULES: Registry[Callable[..., GuardRule]] = Registry(
-    f"{KEY}.<rule>.kind", "creditflow.monitoring.guard_rules", "creditflow.guard_rules"
+    f"{KEY}.<rule>.kind", "creditflow.monitoring.guard_rules", "creditflow.guard_rules", decorator="guard_rule"
 )
 """`{kind: name, key: value, ...}` calls the entry with the other keys as keywords, once per watched metric."""
 
@@ -86,33 +85,59 @@ def guard_rule(name: str) -> Callable[[Kind], Kind]:
     return register
 
 
+@dataclass(slots=True)
+class SeriesRule:
+    """A kind with options, and a state of the fields that are no options. It registers as a dataclass.
+
+    The bounds of an option are the metadata of its field, with pydantic's names.
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        return {state.name: getattr(self, state.name) for state in fields(self) if not state.init}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+
+
+@dataclass(slots=True)
+class BoundedRule(SeriesRule):
+    """A kind that fires beyond `above` or below `below`."""
+
+    above: float | None = None
+    below: float | None = None
+    recover: float | None = None
+    """Limit of the recovered side; default: the limit of the rule."""
+
+    def __post_init__(self) -> None:
+        if (self.above is None) == (self.below is None):
+            raise ConfigError("above, below: expected one of them")
+        expect_recovery(self.recover, self.limit)
+
+    @property
+    def scale(self) -> str:
+        """`Limit.scale`."""
+        return ""
+
+    @property
+    def limit(self) -> Limit:
+        if self.above is not None:
+            return Limit("above", self.above, 1, self.scale)
+        assert self.below is not None
+        return Limit("below", self.below, -1, self.scale)
+
+
+def expect_recovery(recover: float | None, limit: Limit) -> None:
+    """Raise ConfigError if a rule would recover where it fires."""
+    if recover is not None and (limit.sign or 1) * (recover - limit.value) > 0:
+        raise ConfigError(
+            f"recover: {recover:g} lies where the rule fires ({limit.option} {limit.value:g}): it would be well and "
+            f"ill at once; expected at {'least' if limit.sign < 0 else 'most'} {limit.value:g}"
+        )
+
+
 def one_sided_p_value(distance: float, standard_error: float) -> float:
     """The p-value of `distance` under a normal error."""
     if standard_error == 0.0:
         return 0.0 if distance > 0 else 1.0
     return 1.0 - NormalDist().cdf(distance / standard_error)
-
-
-def is_number(value: object, low: float = -math.inf, high: float = math.inf) -> bool:
-    """Whether a value is a finite number from `low` to `high`."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return math.isfinite(value) and low <= value <= high
-
-
-def expect_number(key: str, value: object) -> None:
-    """Raise ConfigError unless the value is a finite number."""
-    if not is_number(value):
-        raise ConfigError(f"{key}: expected a finite number, got {value!r}")
-
-
-def expect_whole(key: str, value: object, least: int = 1) -> None:
-    """Raise ConfigError unless the value is a whole number of at least `least`."""
-    if not (isinstance(value, int) and is_number(value, least)):
-        raise ConfigError(f"{key}: expected a whole number of at least {least}, got {value!r}")
-
-
-def expect_p_value(value: object) -> None:
-    """Raise ConfigError unless the value is between 0 and 1."""
-    if not is_number(value, 0, 1) or value in (0, 1):
-        raise ConfigError(f"p_value: expected a number between 0 and 1, got {value!r}")

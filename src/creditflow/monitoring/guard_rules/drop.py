@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from creditflow.errors import ConfigError
 from creditflow.monitoring.guard_rules.base import (
     Limit,
     RuleResult,
-    expect_number,
-    expect_p_value,
-    expect_whole,
+    SeriesRule,
+    expect_recovery,
     guard_rule,
     one_sided_p_value,
 )
 
-_LINE = 3
-
 
 @guard_rule("drop")
 @dataclass(slots=True)
-class Drop:
+class Drop(SeriesRule):
     """A metric fell over a window of validations, by more than a margin and by more than chance explains.
 
     The fall is that of the least-squares line through the window's `window + 1` values. Its standard error is the
@@ -31,30 +25,18 @@ class Drop:
     accuracy varies by more than its counts explain, `p_value` holds only roughly, and `by` is the safeguard.
     """
 
-    by: float = 0.05
-    window: int = 5
+    by: float = field(default=0.05, metadata={"gt": 0})
+    window: int = field(default=5, metadata={"ge": 3})  # for a line and its residuals
     """Number of intervals between validations over which the fall is measured."""
-    p_value: float = 2e-3
+    p_value: float = field(default=2e-3, metadata={"gt": 0, "lt": 1})
     recover: float | None = None
     """Largest fall over the window that counts as recovered; default: half of `by`."""
     values: list[tuple[float, float]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
-        expect_whole("window", self.window)
-        if self.window < _LINE:
-            raise ConfigError(f"window: expected at least {_LINE}, for a line and what it leaves, got {self.window}")
-        expect_p_value(self.p_value)
-        expect_number("by", self.by)
-        if self.by <= 0:
-            raise ConfigError(f"by: expected a number above 0, got {self.by!r}")
         if self.recover is None:
             self.recover = self.by / 2
-        expect_number("recover", self.recover)
-        if self.recover > self.by:
-            raise ConfigError(
-                f"recover: {self.recover:g} lies where the rule fires (a fall of more than {self.by:g}): it would be "
-                "well and ill at once"
-            )
+        expect_recovery(self.recover, self.limit)
 
     @property
     def limit(self) -> Limit:
@@ -71,12 +53,6 @@ class Drop:
         numbers |= {"fall": fall, "standard_error": spread, "p": p}
         bad = fall > self.by and p < self.p_value
         return RuleResult(bad, fall <= self.recover, numbers, suspect=fall > self.by)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"values": [list(pair) for pair in self.values]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.values = [(value, over) for value, over in state["values"]]
 
 
 def _fall(counted: list[tuple[float, float]]) -> tuple[float, float]:

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from creditflow.errors import ConfigError
-from creditflow.monitoring.guard_rules.base import (
-    Limit,
-    RuleResult,
-    expect_number,
-    expect_p_value,
-    expect_whole,
-    guard_rule,
-    one_sided_p_value,
-)
+from creditflow.monitoring.guard_rules.base import BoundedRule, RuleResult, guard_rule, one_sided_p_value
 
 _NEIGHBOURS = 20
 _MANY, _KEPT = 8, 0.79
@@ -26,7 +16,7 @@ _MANY, _KEPT = 8, 0.79
 
 @guard_rule("level")
 @dataclass(slots=True)
-class Level:
+class Level(BoundedRule):
     """A metric has been beyond a limit over a window.
 
     For a share with known counts (`over`), the newest value is beyond the limit, and the pooled share of the window is
@@ -39,53 +29,28 @@ class Level:
     one half, that would happen once in `2 ** window` looks (a sign test, which assumes nothing of the distribution).
     """
 
-    above: float | None = None
-    below: float | None = None
     times_first: bool = False
     """Limits are multiples of the first value of the series."""
-    window: int = 5
-    shortest: int | None = None
+    window: int = field(default=5, metadata={"ge": 1})
+    shortest: int | None = field(default=None, metadata={"ge": 1})
     """For a share with known counts: the smallest number of newest values that may decide; default: the window.
     `p_value` is then divided among the widths."""
-    p_value: float = 1e-4
+    p_value: float = field(default=1e-4, metadata={"gt": 0, "lt": 1})
     """Largest p-value at which the rule fires, per look."""
-    recover: float | None = None
-    """Limit of the recovered side; default: the limit of the rule."""
-    recover_epochs: int = 5
+    recover_epochs: int = field(default=5, metadata={"ge": 1})
     """Number of newest values that must be on the recovered side; for a share with known counts, their mean must be."""
     first: float | None = field(init=False, default=None)
     values: list[tuple[float, float]] = field(init=False, default_factory=list)
     """The last values, each with its count; 0 without a count."""
 
     def __post_init__(self) -> None:
-        if (self.above is None) == (self.below is None):
-            raise ConfigError("above, below: expected one of them")
-        if not isinstance(self.times_first, bool):
-            raise ConfigError(f"times_first: expected true or false, got {self.times_first!r}")
-        expect_whole("window", self.window)
-        if self.shortest is not None:
-            expect_whole("shortest", self.shortest)
-            if self.shortest > self.window:
-                raise ConfigError(f"shortest: expected at most the window, {self.window}, got {self.shortest}")
-        expect_whole("recover_epochs", self.recover_epochs)
-        expect_p_value(self.p_value)
-        side, bound, sign = self.limit.option, self.limit.value, self.limit.sign
-        expect_number(side, bound)
-        if self.recover is not None:
-            expect_number("recover", self.recover)
-            if sign * (self.recover - bound) > 0:
-                raise ConfigError(
-                    f"recover: {self.recover:g} lies where the rule fires ({side} {bound:g}): it would be well and ill "
-                    f"at once; expected at {'most' if sign > 0 else 'least'} {bound:g}"
-                )
+        BoundedRule.__post_init__(self)
+        if self.shortest is not None and self.shortest > self.window:
+            raise ConfigError(f"shortest: expected at most the window, {self.window}, got {self.shortest}")
 
     @property
-    def limit(self) -> Limit:
-        scale = "multiples of the first value" if self.times_first else ""
-        if self.above is not None:
-            return Limit("above", self.above, 1, scale)
-        assert self.below is not None
-        return Limit("below", self.below, -1, scale)
+    def scale(self) -> str:
+        return "multiples of the first value" if self.times_first else ""
 
     def look(self, value: float, over: float | None) -> RuleResult:
         if self.first is None:
@@ -120,12 +85,6 @@ class Level:
             p = one_sided_p_value(self.limit.sign * (mean - limit), spread)
             tests.append({"window": float(width), "mean": mean, "over": sum(n for _, n in window[-width:]), "p": p})
         return min(tests, key=lambda test: test["p"]), self.window - shortest + 1
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"first": self.first, "values": [list(pair) for pair in self.values]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.first, self.values = state["first"], [(value, over) for value, over in state["values"]]
 
 
 def _mean(counted: list[tuple[float, float]]) -> float:
