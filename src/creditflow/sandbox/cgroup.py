@@ -32,14 +32,7 @@ _SWEEP_S = 0.5
 
 
 class NoCgroupError(CreditflowError):
-    """No group can be made here; the message gives the reason.
-
-    `odd`: folders for groups exist, and missing permission is not the reason.
-    """
-
-    def __init__(self, why: str, *, odd: bool = False) -> None:
-        super().__init__(why)
-        self.odd = odd
+    """No group can be made here; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +133,7 @@ def find(choice: str = "auto") -> Parents:
             if call(group.joined(["true"])) != 0:
                 raise SandboxError("no process can be moved to a new cgroup")
     except SandboxError as error:
-        raise NoCgroupError(str(error), odd=not _is_refusal(error.__cause__)) from error
+        raise NoCgroupError(str(error)) from error
     return parents
 
 
@@ -251,10 +244,6 @@ def _empty(folder: Path) -> None:
             if pid > 0:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
-
-
-def _is_refusal(error: BaseException | None) -> bool:
-    return isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def _set(file: Path, value: str, *, optional: bool = False) -> None:

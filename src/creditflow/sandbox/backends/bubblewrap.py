@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import math
 import signal
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -211,8 +210,6 @@ def _parents(choice: str) -> tuple[cgroups.Parents | None, str]:
     except cgroups.NoCgroupError as error:
         if choice != "auto":
             raise SandboxUnavailable(f"sandbox back end bubblewrap: cgroup {choice}: {error}") from error
-        if error.odd:
-            warnings.warn(f"sandbox boxes have no cgroup, and so a larger memory bound: {error}", stacklevel=4)
         return None, str(error)
 
 
