@@ -85,7 +85,7 @@ async def _serve(
     store = SessionStore(
         components.agents, components.sampling, scheduler, writer, api_key or secrets.token_urlsafe(24)
     )
-    store.server = server = OpenAIServer(host, port, session_factory=store).start()
+    store.server = server = OpenAIServer(host, port, session_store=store).start()
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

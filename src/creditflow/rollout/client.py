@@ -8,10 +8,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol
 
 from creditflow.data import Message
-from creditflow.rollout.chat import Prompt, ToolCall
 
 FinishReason = Literal["stop", "length"]
 
@@ -69,10 +68,12 @@ class PolicyView(Protocol):
         """Maximum number of tokens of prompt and response together."""
         ...
 
-    def encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[str, tuple[int, ...]]:
+    def encode(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[str, tuple[int, ...]]:
         """Return the prompt as the model reads it: text (with the chat template, if there is one) and tokens.
 
-        `prompt`: chat messages, verbatim text, or tokens. `tools`: JSON schemas of functions in OpenAI's format.
+        `tools`: JSON schemas of functions in OpenAI's format.
         """
         ...
 
@@ -82,15 +83,6 @@ class PolicyView(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of a response, without tokens that end it or stand around turns."""
-        ...
-
-
-@runtime_checkable
-class CallReader(Protocol):
-    """A policy that reads the tool calls in its responses. From others `<tool_call>` tags are read."""
-
-    async def calls(self, ids: Sequence[int], prompt: str) -> tuple[str, list[ToolCall]]:
-        """Split a response to `prompt` into its text and its tool calls, malformed ones included."""
         ...
 
 

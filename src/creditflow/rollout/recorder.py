@@ -19,8 +19,8 @@ from creditflow._utils.text_search import read_in
 from creditflow.data import Message, Step, Trajectory
 from creditflow.data.trajectory import without_nulls
 from creditflow.errors import ConfigError, CreditflowError, PromptTooLong
-from creditflow.rollout.chat import Prompt, PromptIds, ToolCall, message_text, opens_thought, parse_tool_calls
-from creditflow.rollout.client import CallReader, ChatClient, Generation, GenerationRequest, Generator, PolicyView
+from creditflow.rollout.chat import ToolCall, message_text, opens_thought, parse_tool_calls
+from creditflow.rollout.client import ChatClient, Generation, GenerationRequest, Generator, PolicyView
 from creditflow.rollout.clock import RolloutClock
 from creditflow.rollout.tools import Tool, ToolResult, call_tool, shortened
 from creditflow.rollout.user_code import end
@@ -116,8 +116,8 @@ class AgentCall:
     """One call of one agent, made by a workflow or by a client of the server."""
 
     agent: str
-    prompt: Prompt
-    """Chat messages, system prompt included; or a text or tokens, used verbatim, special tokens included."""
+    prompt: Sequence[Message]
+    """Chat messages, system prompt included."""
     parents: tuple[int, ...] | None = None
     """Indices of the steps that the prompt uses. None: those that `reads`, `spoken` and `answers` show, or else the
     step before (all steps of the last call, if it made several)."""
@@ -239,7 +239,7 @@ class Recorder:
     async def _answer(self, call: AgentCall, before: tuple[int, ...]) -> _Answer:
         agent, trajectory = call.agent, self.trajectory
         self.expect_running(f"{agent} was called")
-        if self.of_workflow and not isinstance(call.prompt, PromptIds):
+        if self.of_workflow:
             self.expect_awaited(f"{agent}'s prompt", call.prompt)
         answer = self._unanswered(call, self._parents(call) or before if call.parents is None else call.parents)
         client = self.generator.clients[answer.step.policy]
@@ -316,16 +316,6 @@ class Recorder:
         self._latest = tuple(answer.step.index for answer in answers)
         return [Reply(answer) for answer in answers]
 
-    async def count_tokens(self, agent: str, prompt: Prompt, tools: Sequence[Mapping[str, Any]] | None) -> int:
-        """Return the number of a prompt's tokens; nothing is recorded. Raises InputError if they are unknown."""
-        spec = self.agents[agent]
-        client = self.generator.clients[spec.policy]
-        if isinstance(client, ChatClient):
-            raise ConfigError(f"{agent}: the tokens of a policy behind an endpoint are unknown")
-        schemas = [tool.schema for tool in spec.tools] if tools is None else list(tools)
-        read = await asyncio.get_running_loop().run_in_executor(_READING, client.encode, prompt, schemas)
-        return len(read[1])
-
     def _parents(self, call: AgentCall) -> tuple[int, ...]:
         """Return the steps that the prompt shows to have been used."""
         steps = self.trajectory.steps
@@ -373,11 +363,7 @@ class Recorder:
                 cut_off = generation.finish_reason == "length" and not answer.stop_text
                 if schemas and not cut_off:
                     read = step.prompt + client.decode(results_end)
-                    answer.parts = (
-                        await client.calls(generation.response_ids, read)
-                        if isinstance(client, CallReader) and not answer.stop_text
-                        else parse_tool_calls(answer.text, in_thought=opens_thought(read))
-                    )
+                    answer.parts = parse_tool_calls(answer.text, in_thought=opens_thought(read))
                 calls = answer.parts[1] if tools and not (cut_off or answer.stop_text) else ()
                 if not calls or turn + 1 == sampling.max_assistant_turns:
                     break  # the results of the last turn's calls would not be read, so none is called
@@ -404,7 +390,7 @@ class Recorder:
             step.response_mask, step.logprobs = (0,) * len(step.response_ids), (0.0,) * len(step.response_ids)
 
     async def _read(
-        self, client: PolicyView, prompt: Prompt, schemas: Sequence[Mapping[str, Any]], room: int
+        self, client: PolicyView, prompt: Sequence[Message], schemas: Sequence[Mapping[str, Any]], room: int
     ) -> tuple[str, tuple[int, ...]]:
         """Return the prompt as the model reads it. Raises PromptTooLong."""
         arguments = (prompt, schemas) if schemas else (prompt,)
@@ -436,8 +422,8 @@ class Recorder:
     async def _chat(self, client: ChatClient, answer: _Answer) -> None:
         """Call a frozen model behind an endpoint: its tokens are unknown, so the step has none."""
         call, step = answer.call, answer.step
-        if self.agents[call.agent].tools or call.tools or call.stop or isinstance(call.prompt, str | PromptIds):
-            raise ConfigError(f"{call.agent}: a policy behind an endpoint takes chat messages; no tools, no stop texts")
+        if self.agents[call.agent].tools or call.tools or call.stop:
+            raise ConfigError(f"{call.agent}: a policy behind an endpoint takes no tools and no stop texts")
         messages = [without_nulls(message) for message in call.prompt]
         step.prompt = spelled(messages)
         with self._calling(), self.clock.current():

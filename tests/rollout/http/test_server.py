@@ -14,7 +14,6 @@ from urllib.parse import quote, urlsplit
 import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from openai.types.completion import Completion
 
 from creditflow._utils.huggingface import load_tokenizer
 from creditflow.data import Trajectory
@@ -34,16 +33,11 @@ AGENTS = {"writer": AgentSpec("You write.", match="(?i)author"), "editor": Agent
 
 
 class Answers(Replies):
-    """A model whose prompts may be texts, as those of completions."""
-
     version = 7
     max_positions = 1000
 
     def __init__(self, answer=lambda prompt: "yes", reason="stop"):
         super().__init__(answer, reason)
-
-    def encode(self, prompt, tools=()):
-        return super().encode([{"content": prompt}] if isinstance(prompt, str) else prompt, tools)
 
 
 class Templated(Answers):
@@ -338,17 +332,6 @@ def test_max_tokens_is_capped_at_the_runs_limit():
     assert model.requests[0].max_tokens == 33
 
 
-def test_prompts_of_one_request_all_succeed_or_all_fail():
-    async def ask(client):
-        with pytest.raises(openai.BadRequestError, match="has 2000 tokens"):
-            await client.completions.create(model="writer", prompt=["short", "x" * 2000])
-        await chat(client, "editor")
-
-    made = once(ask)
-    assert [step.agent for step in made.steps] == ["editor"]
-    assert made.steps[0].parents == ()
-
-
 def test_greedy_response_has_log_probs_but_an_empty_mask():
     answer, trajectory = answered(logprobs=True, temperature=0)
     assert [token.logprob for token in answer.choices[0].logprobs.content] == [-0.5, -1.5, -2.5]
@@ -358,14 +341,10 @@ def test_greedy_response_has_log_probs_but_an_empty_mask():
 def test_stream_joins_to_the_response():
     async def ask(client):
         stream = await chat(client, stream=True, stream_options={"include_usage": True}, n=2)
-        chunks = [chunk async for chunk in stream]
-        stream = await client.completions.create(model="writer", prompt="Once", stream=True)
-        return chunks, [chunk.choices[0] async for chunk in stream]
+        return [chunk async for chunk in stream]
 
-    (chunks, texts), trajectory = exchange(ask)
-    assert len(trajectory.steps) == 3
-    assert {choice.step_id for choice in texts} == {trajectory.steps[2].id}
-    assert "".join(choice.text for choice in texts) == "yes"
+    chunks, trajectory = exchange(ask)
+    assert len(trajectory.steps) == 2
     for index in (0, 1):
         choices = [choice for chunk in chunks for choice in chunk.choices if choice.index == index]
         assert "".join(choice.delta.content or "" for choice in choices) == "yes"
@@ -433,22 +412,11 @@ def test_recorded_tokens_equal_sampled_tokens_with_a_real_model():
     assert spelled_anew < 3  # random bytes are not text: encoding it again would not give the sampled tokens
 
 
-def test_completion_has_prompt_tokens_per_choice():
-    fields = {"model": "writer", "extra_body": {"return_token_ids": True}, "prompt": ["one", "other"]}
-    answer, trajectory = exchange(lambda client: client.completions.create(**fields))
-    assert [choice.prompt_token_ids for choice in answer.choices] == [
-        list(step.prompt_ids) for step in trajectory.steps
-    ]
-
-
 def test_models_endpoint_lists_the_agents():
     async def ask(client):
-        with pytest.raises(openai.NotFoundError, match="there is default:writer"):
-            await client.models.retrieve("gpt-5")
-        listed = [model.id async for model in client.models.list()]
-        return [*listed, *[(await client.models.retrieve(name)).id for name in ("default:editor", "editor")]]
+        return [model.id async for model in client.models.list()]
 
-    assert exchange(ask)[0] == ["default:writer", "default:editor", "default:editor", "editor"]
+    assert exchange(ask)[0] == ["default:writer", "default:editor"]
 
 
 def test_answers_and_chunks_fit_the_official_types():
@@ -458,8 +426,6 @@ def test_answers_and_chunks_fit_the_official_types():
             request = {"model": "writer", "messages": HELLO, **more}
             raw.append((ChatCompletion, await client.chat.completions.with_raw_response.create(**request)))
             lines.append(await streamed_lines(client, **more, stream_options={"include_usage": "n" in more}))
-        request = {"model": "writer", "prompt": ["a", "b"], "logprobs": 0}
-        raw.append((Completion, await client.completions.with_raw_response.create(**request)))
         return raw, lines
 
     raw, streams = exchange(ask, model=Answers(lambda prompt: CALL))[0]

@@ -8,22 +8,17 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from creditflow.data import Message, Step
 from creditflow.rollout.chat import ToolCall
 from creditflow.rollout.recorder import Reply
 
-_CALL_ID = re.compile("[0-9A-Z]{9}")
-"""Nine letters and digits, since Mistral's chat templates take no other: 20 bits of `rollout_of`, `_STEP_BITS` of the
-step's index and `_CALL_BITS` of the call's number, in base 36."""
-_STEP_BITS, _CALL_BITS = 15, 11
+_CALL_ID = re.compile("call_([0-9a-f]{8})_([0-9]{1,9})_[0-9]+")
+"""The rollout (`rollout_of`), the step's index, and the call's number."""
 
 
 def call_id(step: Step, number: int) -> str:
     """Return the id of a step's tool call."""
-    rollout, steps, calls = int(rollout_of(step.trajectory_id)[:5], 16), 1 << _STEP_BITS, 1 << _CALL_BITS
-    return np.base_repr((rollout * steps + step.index % steps) * calls + number % calls, 36).rjust(9, "0")
+    return f"call_{rollout_of(step.trajectory_id)}_{step.index}_{number}"
 
 
 def rollout_of(trajectory_id: str) -> str:
@@ -36,10 +31,8 @@ def rollout_of(trajectory_id: str) -> str:
 
 def answered(messages: Sequence[Message], trajectory_id: str) -> list[int]:
     """Return the indices of a trajectory's steps whose tool calls a conversation answers."""
-    ids = [message.get("tool_call_id") for message in messages]
-    values = [int(id, 36) >> _CALL_BITS for id in ids if isinstance(id, str) and _CALL_ID.fullmatch(id)]
-    parts = [divmod(value, 1 << _STEP_BITS) for value in values]
-    return [index for rollout, index in parts if f"{rollout:05x}" == rollout_of(trajectory_id)[:5]]
+    ids = [_CALL_ID.fullmatch(str(message.get("tool_call_id"))) for message in messages]
+    return [int(id[2]) for id in ids if id is not None and id[1] == rollout_of(trajectory_id)]
 
 
 def finish_reason(reply: Reply) -> str:

@@ -15,7 +15,6 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
 
 from creditflow.data import Message
-from creditflow.rollout.chat import Prompt
 from creditflow.rollout.recorder import Reply
 
 MOST_CHOICES = 64
@@ -104,8 +103,8 @@ TokenLimit = Annotated[int, Field(ge=1, le=2**31)]
 class Request(RequestBody):
     """Fields of all dialects, and the values that the server reads.
 
-    A subclass translates its dialect: the prompts into messages of OpenAI's chat completions, the form that chat
-    templates read, or into text or tokens. Equal prompts of two dialects are therefore equal tokens.
+    A subclass translates its dialect: the prompt into messages of OpenAI's chat completions, the form that chat
+    templates read. Equal prompts of two dialects are therefore equal tokens.
     """
 
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = NEUTRAL
@@ -118,13 +117,14 @@ class Request(RequestBody):
     metadata: dict[str, Any] | None = None
     """Kept with the step, for reward functions."""
 
-    def prompts(self, earlier: Sequence[Message] = ()) -> Sequence[Prompt]:
-        """Return the prompts. `earlier`: the messages that `previous` refers to."""
+    @property
+    def conversation(self) -> list[Message]:
+        """The messages in the form that chat templates read. Raises RefusedError."""
         raise NotImplementedError
 
     @property
     def choices(self) -> int:
-        """Number of responses to each prompt."""
+        """Number of responses."""
         return 1
 
     @property
@@ -141,15 +141,6 @@ class Request(RequestBody):
     def schemas(self) -> list[dict[str, Any]] | None:
         """Schemas of the functions that may be called; None if the request has none, and the agent's tools apply."""
         return None
-
-    @property
-    def previous(self) -> str | None:
-        """Id of the response that the request continues, or None."""
-        return None
-
-    def kept(self, reply: Reply) -> list[Message]:
-        """Return the messages that a later request may continue by the id of `reply`; empty for none."""
-        return []
 
     def unread(self) -> dict[str, Any]:
         """Return the fields that are not read; a field of an object by its path, such as `text.format`."""
@@ -203,8 +194,6 @@ class Dialect:
     """Returns the body of a refusal."""
     variables: tuple[str, str]
     """Environment variables from which the official client reads its base URL and its key."""
-    counts: bool = False
-    """Whether `path` + `/count_tokens` returns the number of a prompt's tokens."""
     client_adds_version: bool = False
     """Whether the official client adds `/v1` to its base URL."""
     header: str = ""

@@ -19,13 +19,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 from weakref import WeakKeyDictionary
 
 from creditflow._utils.files import json_ready
 from creditflow._utils.loopback import bound, host_name, hosts_of, is_proxied, url_of
-from creditflow.data.trajectory import Message, content_text
+from creditflow.data.trajectory import content_text
 from creditflow.errors import (
     ConfigError,
     CreditflowError,
@@ -35,7 +35,7 @@ from creditflow.errors import (
     did_you_mean,
     first_line,
 )
-from creditflow.rollout.chat import Prompt, PromptIds, pieces
+from creditflow.rollout.chat import pieces
 from creditflow.rollout.client import ChatClient, PolicyView
 from creditflow.rollout.recorder import AgentCall, AgentSpec, Recorder, Reply
 
@@ -50,7 +50,9 @@ try:
     from creditflow.rollout.http.connections import bounded_connections, make_room
     from creditflow.rollout.http.dialects import DIALECTS
     from creditflow.rollout.http.requests import MOST_CHOICES, Dialect, RefusedError, parsed
-    from creditflow.rollout.http.requests import Request as ClientRequest
+
+    if TYPE_CHECKING:
+        from creditflow.rollout.http.sessions import SessionStore
 except ImportError as missing:
     raise ConfigError(f"agents that call over HTTP need {missing.name}: pip install 'creditflow[serve]'") from missing
 
@@ -86,34 +88,6 @@ class ServerLimits:
     """Concurrent calls of one rollout."""
 
 
-class SessionFactory(Protocol):
-    """Lets clients begin a rollout by their first call, under a name that they choose, and end it by a request.
-
-    Its methods are called in the server's thread; the coroutine that `end` returns runs on the rollout's event loop.
-    """
-
-    api_key: str
-    """The key of every client."""
-    agents: Mapping[str, AgentSpec]
-    """The agents of every rollout."""
-
-    def enter(self, name: str) -> Session:
-        """Begin a rollout. Raises RefusedError."""
-        ...
-
-    def end(self, session: Session, body: bytes) -> Coroutine[Any, Any, Mapping[str, Any]]:
-        """End the rollout and return the answer for the client. Raises RefusedError."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """Messages that end with a response, and the id of the response before them."""
-
-    previous: str | None
-    messages: Sequence[Message]
-
-
 @dataclass(slots=True)
 class Session:
     """A rollout that clients can call."""
@@ -131,8 +105,6 @@ class Session:
     """Time at which a call last began or ended."""
     ended: str = ""
     """The refusal of calls after the end; empty while the rollout runs."""
-    conversations: dict[str, Conversation] = field(default_factory=dict, repr=False)
-    """Conversations that a request may continue by the id of a response; read and written in the server's thread."""
     _counted: bool = False
     """Whether its generator counts it as a rollout that is about to call."""
 
@@ -145,16 +117,6 @@ class Session:
     def environment(self) -> dict[str, str]:
         """Environment variables from which official clients read their URL and key."""
         return client_environment(self.base_url, self.api_key)
-
-    def earlier(self, id: str | None) -> list[Message]:
-        """Return the messages up to a response. Raises RefusedError for an unknown id."""
-        parts = []
-        while id is not None:
-            if (conversation := self.conversations.get(id)) is None:
-                raise _no_response(id)
-            parts.append(conversation.messages)
-            id = conversation.previous
-        return [message for part in reversed(parts) for message in part]
 
     def close(self, why: str = "") -> None:
         """Refuse further calls: the rollout has ended. Call this on its event loop.
@@ -225,14 +187,15 @@ class OpenAIServer:
         port: int = 0,
         *,
         limits: ServerLimits | None = None,
-        session_factory: SessionFactory | None = None,
+        session_store: SessionStore | None = None,
     ) -> None:
         """`port`: 0 takes a free one.
 
-        `session_factory`: its rollouts begin with their first call; without it, each rollout is opened by `open`.
+        `session_store`: clients begin its rollouts by their first call, under a name that they choose, and end them by
+        a request; without it, each rollout is opened by `open`.
         """
         self.limits = limits or ServerLimits()
-        self._session_factory = session_factory
+        self._session_store = session_store
         self.sessions: dict[str, Session] = {}
         """The open rollouts by name."""
         self._ended: dict[str, tuple[str, str]] = {}
@@ -319,9 +282,8 @@ class OpenAIServer:
         routes = [
             *(route for _, dialect in DIALECTS.items() for route in self._routes(dialect, base)),
             *(
-                Route(f"{path}/models{end}", self._answered(self._models), methods=["GET"])
+                Route(f"{path}/models", self._answered(self._models), methods=["GET"])
                 for path in _paths(base, adds_version=True)
-                for end in ("", "/{model:path}")
             ),
             Route("/t/{name}/end", self._answered(self._end), methods=["POST"]),
             Route("/health", self._health, methods=["GET"]),
@@ -331,13 +293,10 @@ class OpenAIServer:
         return application
 
     def _routes(self, dialect: Dialect, base: str) -> list[Route]:
-        ends = {dialect.path: self._complete}
-        if dialect.counts:
-            ends[f"{dialect.path}/count_tokens"] = self._count
+        complete = self._answered(partial(self._complete, dialect))
         return [
-            Route(f"{path}{end}", self._answered(partial(make, dialect)), methods=["POST"])
+            Route(f"{path}{dialect.path}", complete, methods=["POST"])
             for path in _paths(base, adds_version=dialect.client_adds_version)
-            for end, make in ends.items()
         ]
 
     def _answered(
@@ -364,8 +323,8 @@ class OpenAIServer:
         name = request.path_params["name"]
         session = self.sessions.get(name)
         key, refusal = self._ended.get(name, ("", "")) if session is None else (session.api_key, "")
-        if self._session_factory is not None:
-            key, refusal = self._session_factory.api_key, ""
+        if self._session_store is not None:
+            key, refusal = self._session_store.api_key, ""
         keys = (request.headers.get("authorization", "").partition(" ")[2], request.headers.get("x-api-key", ""))
         # An unknown rollout gets the same refusal as a wrong key: clients without the key cannot tell them apart.
         if not key or not any(hmac.compare_digest(sent.encode(), key.encode()) for sent in keys):
@@ -377,8 +336,8 @@ class OpenAIServer:
     def _agents(self, session: Session | None) -> Mapping[str, AgentSpec]:
         if session is not None:
             return session.recorder.agents
-        assert self._session_factory is not None  # without it, no key opens a rollout that does not exist
-        return self._session_factory.agents
+        assert self._session_store is not None  # without it, no key opens a rollout that does not exist
+        return self._session_store.agents
 
     async def _body(self, request: Request) -> bytes:
         too_long = RefusedError(413, f"expected a body of at most {self.limits.body_bytes} bytes")
@@ -396,34 +355,34 @@ class OpenAIServer:
         return bytes(body)
 
     async def _complete(self, dialect: Dialect, request: Request, session: Session | None) -> Response:
-        """Make the calls of a request, `choices` for each prompt, and return their responses."""
-        body, agent, prompts = await self._read(dialect, request, session)
-        spec = self._agents(session)[agent]
-        parents, ignored = _parents(request, session), body.ignored(spec.ignored_fields)
+        """Make the calls of a request, one for each choice, and return their responses."""
+        body, agents = parsed(dialect.request, await self._body(request)), self._agents(session)
+        messages = body.conversation
+        texts = [(message["role"], content_text(message.get("content"))) for message in messages]
+        systems = [text for role, text in texts if role == "system"]
+        agent = _agent(agents, request, body.model, "\n".join(systems))
+        parents, ignored = _parents(request, session), body.ignored(agents[agent].ignored_fields)
         n, most = body.choices, self.limits.waiting
-        if len(prompts) * n > most:
-            raise RefusedError(400, f"expected at most {most} choices of all prompts together, got {len(prompts) * n}")
+        if n > most:
+            raise RefusedError(400, f"n: expected at most {most} choices, got {n}", param="n")
         session = self._begun(request, session)
         limit = session.recorder.sampling.max_tokens
-        calls = [
-            replace(
-                _call(agent, prompt, session.recorder.trajectory.id),
-                parents=parents,
-                max_tokens=None if body.most_tokens is None else min(body.most_tokens, limit),
-                temperature=body.temperature,
-                stop=tuple(body.stops),
-                seed=None if body.seed is None else (body.seed * MOST_CHOICES + i) % 2**63,
-                tools=body.schemas,
-                info=body.metadata,
-                ignored=ignored,
-            )
-            for prompt in prompts
-            for i in range(n)
-        ]
-        replies = await self._ask(request, session, calls)
-        for reply in replies:
-            if kept := body.kept(reply):
-                session.conversations[reply.step.id] = Conversation(body.previous, kept)
+        call = AgentCall(
+            agent,
+            messages if systems else agents[agent].introduced(messages),
+            parents=parents,
+            reads=[text for role, text in texts if role != "assistant"],
+            spoken=[text for role, text in texts if role == "assistant"],
+            answers=answered(messages, session.recorder.trajectory.id),
+            max_tokens=None if body.most_tokens is None else min(body.most_tokens, limit),
+            temperature=body.temperature,
+            stop=tuple(body.stops),
+            tools=body.schemas,
+            info=body.metadata,
+            ignored=ignored,
+        )
+        seeds = [None if body.seed is None else (body.seed * MOST_CHOICES + i) % 2**63 for i in range(n)]
+        replies = await self._ask(request, session, [replace(call, seed=seed) for seed in seeds])
         clients = session.recorder.generator.clients
         # A log-probability may be -inf.
         answer = json_ready(dialect.answer(body, replies, lambda reply: _tokens(clients[reply.step.policy], reply)))
@@ -431,35 +390,13 @@ class OpenAIServer:
             return Response(dialect.streamed(body, answer), media_type="text/event-stream")
         return JSONResponse(answer)
 
-    async def _count(self, dialect: Dialect, request: Request, session: Session | None) -> Response:
-        body, agent, (prompt,) = await self._read(dialect, request, session)
-        recorder = self._begun(request, session).recorder
-        return JSONResponse({"input_tokens": await recorder.count_tokens(agent, prompt, body.schemas)})
-
-    async def _read(
-        self, dialect: Dialect, request: Request, session: Session | None
-    ) -> tuple[ClientRequest, str, Sequence[Prompt]]:
-        """Return a request, its agent, and its prompts, which begin with a system prompt."""
-        body, agents = parsed(dialect.request, await self._body(request)), self._agents(session)
-        if session is None and body.previous is not None:
-            raise _no_response(body.previous)
-        prompts = body.prompts(session.earlier(body.previous) if session is not None else ())
-        chats = [prompt for prompt in prompts if _is_chat(prompt)]
-        systems = [
-            content_text(message.get("content")) for chat in chats for message in chat if message["role"] == "system"
-        ]
-        agent = _agent(agents, request, body.model, "\n".join(systems))
-        if chats and not systems:
-            return body, agent, [agents[agent].introduced(chat) for chat in chats]
-        return body, agent, prompts
-
     def _begun(self, request: Request, session: Session | None) -> Session:
         """Return the session of a request, begun if clients may begin it."""
         name = request.path_params["name"]
         session = session or self.sessions.get(name)  # another call may have begun it during this one's upload
         if session is None:
-            assert self._session_factory is not None
-            session = self._session_factory.enter(name)
+            assert self._session_store is not None
+            session = self._session_store.enter(name)
         return session
 
     async def _ask(self, request: Request, session: Session, calls: Sequence[AgentCall]) -> list[Reply]:
@@ -496,21 +433,16 @@ class OpenAIServer:
                 waited.cancel()
 
     async def _end(self, request: Request, session: Session | None) -> Response:
-        if self._session_factory is None:
+        if self._session_store is None:
             raise RefusedError(404, "this rollout ends when its workflow returns")
         if session is None:
             name = request.path_params["name"][:80]
             raise RefusedError(404, f"no rollout {name!r} is open", code="trajectory_not_found")
-        ending = self._session_factory.end(session, await self._body(request))
+        ending = self._session_store.end(session, await self._body(request))
         return JSONResponse(await asyncio.wrap_future(_run_on(session.loop, ending)))
 
     async def _models(self, request: Request, session: Session | None) -> Response:
-        agents, name = self._agents(session), request.path_params.get("model")
-        names = _model_names(agents)
-        if name is not None:
-            if name not in (*names, *agents):
-                raise _unknown_model("no model", name, names)
-            return JSONResponse(_model(name))
+        names = _model_names(self._agents(session))
         ends = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
         return JSONResponse({"object": "list", "data": list(map(_model, names)), **ends})
 
@@ -540,11 +472,6 @@ def _model_names(agents: Mapping[str, AgentSpec]) -> list[str]:
     return [f"{spec.policy}:{name}" for name, spec in agents.items()]
 
 
-def _unknown_model(problem: str, name: str, names: Sequence[str]) -> RefusedError:
-    hint = did_you_mean(name[:80], names)
-    return RefusedError(404, f"{problem} {name[:80]!r}; there is {', '.join(names)}{hint}", code="model_not_found")
-
-
 def _agent(agents: Mapping[str, AgentSpec], request: Request, model: str, system: str) -> str:
     """Return the agent of a call: by the header, the model's name, or the system prompt; or the only agent."""
     names = ", ".join(agents)
@@ -559,7 +486,9 @@ def _agent(agents: Mapping[str, AgentSpec], request: Request, model: str, system
     if agent in agents and (not colon or agents[agent].policy == policy):
         return agent
     if colon and policy in {spec.policy for spec in agents.values()}:
-        raise _unknown_model("model: no", model, _model_names(agents))
+        known = _model_names(agents)
+        hint = f"there is {', '.join(known)}{did_you_mean(model[:80], known)}"
+        raise RefusedError(404, f"model: no {model[:80]!r}; {hint}", code="model_not_found")
     if len(agents) == 1:
         return next(iter(agents))
     matching = [name for name, spec in agents.items() if spec.match and re.search(spec.match, system)]
@@ -576,33 +505,6 @@ def _agent(agents: Mapping[str, AgentSpec], request: Request, model: str, system
             code="agent_not_found",
         )
     return matching[0]
-
-
-def _is_chat(prompt: Prompt) -> TypeGuard[Sequence[Message]]:
-    return not isinstance(prompt, str | PromptIds)
-
-
-def _call(agent: str, prompt: Prompt, trajectory_id: str) -> AgentCall:
-    """Return the call with a prompt, and the prompt's texts that may show its parents."""
-    if not _is_chat(prompt):
-        return AgentCall(agent, prompt, reads=[prompt] if isinstance(prompt, str) else [])
-    texts = [(message["role"], content_text(message.get("content"))) for message in prompt]
-    return AgentCall(
-        agent,
-        prompt,
-        reads=[text for role, text in texts if role != "assistant"],
-        spoken=[text for role, text in texts if role == "assistant"],
-        answers=answered(prompt, trajectory_id),
-    )
-
-
-def _no_response(id: str) -> RefusedError:
-    return RefusedError(
-        400,
-        f"previous_response_id: no response of this trajectory that was stored has the id {id[:80]!r}",
-        code="previous_response_not_found",
-        param="previous_response_id",
-    )
 
 
 def client_environment(base_url: str, api_key: str) -> dict[str, str]:
@@ -663,18 +565,13 @@ def _as_refused(error: Exception) -> RefusedError:
 _HERE = (
     f"expected POST /t/NAME/v1 + {', '.join(dialect.path for _, dialect in DIALECTS.items())}, or GET /t/NAME/v1/models"
 )
-_NOT_HERE = {
-    "/end": "expected POST /t/NAME/end",
-    "/embeddings": f"a policy has no embeddings; {_HERE}",
-}
-"""Expected requests, by the end of the path of an unknown one."""
 _UNREAD = (401, 404, 405, 408, 413, 421, 429)
 """Statuses of refusals that come before the body has been read to its end."""
 
 
 def _dialect(request: Request) -> Dialect:
     """Return the dialect of a request's errors: by its path, or by a header on the paths that dialects share."""
-    path = request.url.path.rstrip("/").removesuffix("/count_tokens")
+    path = request.url.path.rstrip("/")
     by_path = [dialect for _, dialect in DIALECTS.items() if path.endswith(dialect.path)]
     by_header = [dialect for _, dialect in DIALECTS.items() if dialect.header and dialect.header in request.headers]
     return next(iter(by_path or by_header), DIALECTS["openai_chat"])
@@ -690,7 +587,7 @@ def _refusal(refused: RefusedError, request: Request) -> Response:
 
 async def _unknown_route(request: Request, error: Exception) -> Response:
     status, path = getattr(error, "status_code", 404), request.url.path
-    expected = next((expected for end, expected in _NOT_HERE.items() if path.endswith(end)), _HERE)
+    expected = "expected POST /t/NAME/end" if path.endswith("/end") else _HERE
     return _refusal(RefusedError(status, f"{request.method} {path[:200]}: {expected}"), request)
 
 

@@ -45,10 +45,15 @@ class EndRequest(BaseModel):
 
 
 class SessionStore:
-    """The open rollouts of clients; implements the server's `SessionFactory`."""
+    """The rollouts that clients begin by their first call and end by a request.
+
+    `enter` and `end` are called in the server's thread; the coroutine that `end` returns runs on the rollouts' event
+    loop.
+    """
 
     server: OpenAIServer
     agents: Mapping[str, AgentSpec]
+    """The agents of every rollout."""
 
     def __init__(
         self,
@@ -58,6 +63,7 @@ class SessionStore:
         writer: TrajectoryWriter,
         api_key: str,
     ) -> None:
+        """`api_key`: the key of every client."""
         self.api_key, self.agents = api_key, agents
         self._sampling, self._scheduler, self._writer = sampling, scheduler, writer
         self._loop = asyncio.get_running_loop()
@@ -66,7 +72,7 @@ class SessionStore:
         """Random part of the seeds, so that a restarted server does not repeat its samples for a task."""
 
     def enter(self, name: str) -> Session:
-        """See `SessionFactory`."""
+        """Begin a rollout. Raises RefusedError."""
         if len(self.server.sessions) >= MOST_OPEN:
             raise RefusedError(
                 429, f"{MOST_OPEN} rollouts are open: end some by POST /t/NAME/end", code="too_many_trajectories"
@@ -87,7 +93,10 @@ class SessionStore:
                     await self.end(session, abandoned=True)
 
     async def end(self, session: Session, body: bytes = b"", *, abandoned: bool = False) -> Mapping[str, Any]:
-        """See `SessionFactory`. `abandoned`: the server ends it, not a client."""
+        """End a rollout and return the answer for its client. Raises RefusedError.
+
+        `abandoned`: the server ends it, not a client.
+        """
         ending = parsed(EndRequest, body or b"{}")
         if session.ended:  # another rollout may have its name by now
             raise session.refusal()
@@ -118,7 +127,7 @@ class SessionStore:
 
 
 class TrajectoryWriter:
-    """Writer of ended trajectories to the files `trajectories-000001.parquet` and so on."""
+    """Writer of ended trajectories to files `trajectories-TIME.parquet`."""
 
     def __init__(self, folder: Path, per_file: int, reporter: Reporter) -> None:
         self.folder = folder
@@ -126,7 +135,6 @@ class TrajectoryWriter:
         self._waiting: list[Trajectory] = []
         self._waiting_since = 0.0
         """Arrival time of the first waiting trajectory."""
-        self._next = 1
         self._last_error = ""
         """The last message about a file that could not be written."""
 
@@ -150,14 +158,9 @@ class TrajectoryWriter:
         while len(self._waiting) >= (1 if everything or late else self._per_file):
             trajectories = self._waiting[: self._per_file]
             batch = TrajectoryBatch.from_trajectories(trajectories)
+            file = self.folder / f"trajectories-{time.time_ns()}.parquet"  # another server may write into the folder
             try:
-                file = self._free_name()
-                try:
-                    write_whole(file, partial(write_parquet, batch))
-                except BaseException:
-                    file.unlink(missing_ok=True)
-                    self._next -= 1
-                    raise
+                write_whole(file, partial(write_parquet, batch))
             except OSError as error:
                 if everything:
                     raise
@@ -170,12 +173,3 @@ class TrajectoryWriter:
             self._last_error = ""
             n_steps = sum(len(trajectory.steps) for trajectory in trajectories)
             self._reporter.say(f"{file.name}: {len(trajectories)} trajectories, {n_steps} steps")
-
-    def _free_name(self) -> Path:
-        """Create an empty file under the next free name, since another server may write into the same folder."""
-        while True:
-            file = self.folder / f"trajectories-{self._next:06d}.parquet"
-            self._next += 1
-            with suppress(FileExistsError):
-                file.touch(exist_ok=False)
-                return file

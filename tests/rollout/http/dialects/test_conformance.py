@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Union, get_args, get_origin, get_type_hin
 import pytest
 from anthropic import types as anthropic_types
 from anthropic.types import beta as anthropic_beta
-from openai.types import chat, completion_create_params, responses
+from openai.types import chat, responses
 from openai.types.chat.chat_completion_content_part_param import ChatCompletionContentPartParam
 from openai.types.responses.response_output_message_param import Content
 
@@ -56,7 +56,6 @@ def both(params, name: str) -> set[str]:
 
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
-TEXT = {"model": "m", "prompt": "x"}
 RESPONSE = {"model": "m", "input": "x"}
 MESSAGE = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 
@@ -77,14 +76,11 @@ def treated_field(dialect: str, body: dict, name: str) -> str:
     return treated(dialect, {**body, name: 3}, name)
 
 
-MESSAGE_PARAMS = (
-    both(anthropic_types.message_create_params, "MessageCreateParams")
-    | both(anthropic_beta.message_create_params, "MessageCreateParams")
-    | fields(anthropic_types.MessageCountTokensParams)
+MESSAGE_PARAMS = both(anthropic_types.message_create_params, "MessageCreateParams") | both(
+    anthropic_beta.message_create_params, "MessageCreateParams"
 )
 TOP = [
     ("chat", "openai_chat", CHAT, both(chat.completion_create_params, "CompletionCreateParams")),
-    ("completion", "openai_completions", TEXT, both(completion_create_params, "CompletionCreateParams")),
     ("response", "openai_responses", RESPONSE, both(responses.response_create_params, "ResponseCreateParams")),
     ("message", "anthropic_messages", MESSAGE, MESSAGE_PARAMS),
 ]
@@ -205,7 +201,6 @@ NOT_LISTED = {"id": "i", "status": "completed", "empty": None}
 PLACES = [
     ("openai_chat", {"messages": [{"role": "user", "content": [PART]}]}, "content."),
     ("openai_chat", {"stream_options": UNKNOWN}, "stream_options."),
-    ("openai_completions", {"prompt": "x", "stream_options": UNKNOWN}, "stream_options."),
     ("openai_responses", {"input": [{"role": "user", "content": "x", **NOT_LISTED, **UNKNOWN}]}, "input."),
     ("openai_responses", {"input": [{**CALL, **NOT_LISTED, **UNKNOWN}]}, "input."),
     ("openai_responses", {"input": [{"role": "user", "content": [{**PART, "type": "input_text"}]}]}, "content."),
@@ -218,7 +213,7 @@ PLACES = [
 
 @pytest.mark.parametrize(("dialect", "more", "place"), PLACES, ids=[f"{one[0]}-{one[2]}" for one in PLACES])
 def test_unknown_field_of_an_object_is_ignored_and_listed(dialect, more, place):
-    body = {**{"openai_responses": RESPONSE, "openai_completions": TEXT}.get(dialect, CHAT), **more}
+    body = {**(RESPONSE if dialect == "openai_responses" else CHAT), **more}
     assert parsed(DIALECTS[dialect].request, json.dumps(body).encode()).ignored() == (f"{place}unknown",)
 
 
@@ -249,7 +244,7 @@ def test_unknown_field_of_a_chat_message_reaches_the_template():
     body = {**CHAT, "messages": [{"role": "user", "content": [{"type": "text", "text": "x"}], **UNKNOWN}]}
     request = parsed(DIALECTS["openai_chat"].request, json.dumps(body).encode())
     assert request.ignored() == ()
-    assert request.prompts() == [body["messages"]]
+    assert request.conversation == body["messages"]
 
 
 def test_page_lists_every_dialect():

@@ -33,7 +33,6 @@ BODIES = {
         "metadata": {"mine": 1},
         "stop": ["zz"],
     },
-    "openai_completions": {"prompt": ["x", [72]], "logprobs": 1, "seed": 3},
     "openai_responses": {
         "input": [{"role": "user", "content": [{"type": "input_text", "text": "x"}]}, *response_items(TURNS)],
         "instructions": "x",

@@ -88,15 +88,6 @@ async def loop_of_responses(client):
         items += [{"type": "function_call_output", "call_id": id, "output": result} for id in calls]
 
 
-async def loop_of_stored_responses(client):
-    more = {"input": "hello"}
-    for result in ("3", "4", None):
-        answer = await client.responses.create(model="writer", tools=[RESPONSE_TOOL], **more)
-        calls = [item.call_id for item in answer.output if item.type == "function_call"]
-        results = [{"type": "function_call_output", "call_id": id, "output": result} for id in calls]
-        more = {"input": results, "previous_response_id": answer.id}
-
-
 async def loop_of_messages(client):
     messages = list(HELLO)
     for result in ("3", "4", None):
@@ -113,7 +104,7 @@ def calls_twice(prompt: str) -> str:
 
 @pytest.mark.parametrize(
     ("loop", "clients"),
-    [(loop_of_responses, client_of), (loop_of_stored_responses, client_of), (loop_of_messages, anthropic_of)],
+    [(loop_of_responses, client_of), (loop_of_messages, anthropic_of)],
 )
 def test_tool_loop_makes_the_same_steps_in_every_dialect(loop, clients):
     here, there = once(loop_of_chat, model=Templated(calls_twice)), once(loop, clients, model=Templated(calls_twice))
@@ -144,8 +135,7 @@ MODEL = Templated()
 
 def encoded(dialect: str, **body):
     request = parsed(DIALECTS[dialect].request, json.dumps({"model": "m", **body}).encode())
-    (prompt,) = request.prompts()
-    return MODEL.encode(prompt, request.schemas or ())
+    return MODEL.encode(request.conversation, request.schemas or ())
 
 
 TALK = [*HELLO, {"role": "assistant", "content": "hi"}, *HELLO]

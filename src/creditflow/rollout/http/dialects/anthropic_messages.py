@@ -1,4 +1,4 @@
-"""Anthropic's Messages API: `POST messages` and `POST messages/count_tokens`.
+"""Anthropic's Messages API: `POST messages`.
 
 Only functions are tools: their calls are run by the client. Thoughts stay in the text, so an answer has no `thinking`
 blocks.
@@ -13,7 +13,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from creditflow.data import Message
-from creditflow.rollout.chat import Prompt
 from creditflow.rollout.http.answers import (
     call_id,
     divided,
@@ -170,7 +169,8 @@ class MessagesRequest(Request):
             unread |= unread_names(place, objects)
         return unread
 
-    def prompts(self, earlier: Sequence[Message] = ()) -> Sequence[Prompt]:
+    @property
+    def conversation(self) -> list[Message]:
         if self.messages[-1].role == "assistant":
             raise RefusedError(
                 400,
@@ -178,7 +178,7 @@ class MessagesRequest(Request):
                 param="messages",
             )
         system = [] if self.system is None else [{"role": "system", "content": _content(self.system)}]
-        return [[*system, *(plain for message in self.messages for plain in _translated(message))]]
+        return [*system, *(plain for message in self.messages for plain in _translated(message))]
 
     @property
     def most_tokens(self) -> int | None:
@@ -331,7 +331,6 @@ DIALECT = Dialect(
     streamed,
     error,
     ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"),
-    counts=True,
     client_adds_version=True,
     header="anthropic-version",
 )

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field
 
 from creditflow.data import Message
 from creditflow.data.trajectory import without_nulls
-from creditflow.rollout.chat import Prompt
 from creditflow.rollout.http import openai_format
-from creditflow.rollout.http.answers import divided, finish_reason, prompt_tokens, said
-from creditflow.rollout.http.openai_format import (
-    CompletionFields,
-    ToolDefinition,
-    prompt_token_ids,
-    text_parts,
-    text_parts_only,
-    unread_parts,
-)
+from creditflow.rollout.http.answers import divided, finish_reason, prompt_tokens, response_tokens, said
+from creditflow.rollout.http.openai_format import text_parts, text_parts_only, unread_parts
 from creditflow.rollout.http.requests import (
+    MOST_CHOICES,
     MOST_MESSAGES,
     MOST_TOOLS,
     Dialect,
+    Request,
     RequestBody,
+    StopTexts,
     TokenLimit,
     TokensOf,
+    unread_names,
 )
 from creditflow.rollout.recorder import Reply
 
@@ -35,38 +33,60 @@ class ChatMessage(RequestBody):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[dict[str, Any]] | None = None
+    content: Annotated[str | list[dict[str, Any]] | None, AfterValidator(text_parts_only)] = None
 
-    @field_validator("content")
-    @classmethod
-    def _texts(cls, content: Any) -> Any:
-        return text_parts_only(content)
+
+class FunctionDefinition(RequestBody):
+    """The function of a tool."""
+
+    name: str = Field(max_length=256)
+
+
+class ToolDefinition(RequestBody):
+    """One tool of a request."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class StreamOptions(RequestBody):
+    """Options of a stream."""
+
+    include_usage: bool | None = False
 
 
 _ROLES = {"developer": "system", "function": "tool"}
 
 
-class ChatRequest(CompletionFields):
+class ChatRequest(Request):
     """`POST chat/completions`."""
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=MOST_MESSAGES)
+    max_tokens: TokenLimit | None = None
     max_completion_tokens: TokenLimit | None = None
+    n: int | None = Field(1, ge=1, le=MOST_CHOICES)
+    stop: StopTexts = Field([])
     tools: list[ToolDefinition] | None = Field(None, max_length=MOST_TOOLS)
     parallel_tool_calls: bool | None = True
     logprobs: bool | None = False
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = False
+    """As in vLLM: return the tokens of prompt and response, as used in training."""
 
     def unread(self) -> dict[str, Any]:
+        options = [] if self.stream_options is None else [self.stream_options]
         # Only one of several calls is reported, but all were sampled, and are trained on.
         several = {"parallel_tool_calls": True} if self.parallel_tool_calls is False else {}
-        return super().unread() | several | unread_parts(message.content for message in self.messages)
+        parts = unread_parts(message.content for message in self.messages)
+        return super().unread() | unread_names("stream_options", options) | several | parts
 
     @property
     def conversation(self) -> list[Message]:
-        """The messages in the form that chat templates read."""
         return [_plain(message.model_dump(exclude_unset=True)) for message in self.messages]
 
-    def prompts(self, earlier: Sequence[Message] = ()) -> Sequence[Prompt]:
-        return [self.conversation]
+    @property
+    def choices(self) -> int:
+        return self.n or 1
 
     @property
     def schemas(self) -> list[dict[str, Any]] | None:
@@ -79,6 +99,10 @@ class ChatRequest(CompletionFields):
         """The limit under its new name or its old one."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
+    @property
+    def stops(self) -> Sequence[str]:
+        return self.stop
+
 
 def _plain(message: Message) -> Message:
     """Return a message with a role and parts that chat templates read."""
@@ -89,25 +113,47 @@ def _plain(message: Message) -> Message:
 
 def answer(request: ChatRequest, replies: Sequence[Reply], tokens_of: TokensOf) -> dict[str, Any]:
     """Return a `chat.completion` with one choice for each reply."""
-    choices = [_choice(request, reply, tokens_of) for reply in replies]
-    whole = openai_format.completed(request, replies, "chat.completion", choices, prompt_tokens(replies[0]))
-    return {**whole, **prompt_token_ids(request, replies[0])}  # as in vLLM, once for all choices
-
-
-def _choice(request: ChatRequest, reply: Reply, tokens_of: TokensOf) -> dict[str, Any]:
-    text, calls = divided(reply, tools=bool(request.schemas), several=request.parallel_tool_calls is not False)
-    logprobs = {"content": tokens_of(reply), "refusal": None} if request.logprobs else None
-    finish = "tool_calls" if calls else finish_reason(reply)
-    return {
-        "message": {**said(reply, text, calls), "refusal": None},
-        "finish_reason": finish,
-        "logprobs": logprobs,
+    first = replies[0]
+    read, sampled = prompt_tokens(first), sum(map(response_tokens, replies))
+    whole = {
+        "id": first.step.id,
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": request.model,
+        "system_fingerprint": f"policy-version-{first.step.policy_version}",
+        "choices": [_choice(request, index, reply, tokens_of) for index, reply in enumerate(replies)],
+        "usage": {"prompt_tokens": read, "completion_tokens": sampled, "total_tokens": read + sampled},
     }
+    if request.return_token_ids:  # as in vLLM, once for all choices
+        whole["prompt_token_ids"] = list(first.step.prompt_ids)
+    return whole
+
+
+def _choice(request: ChatRequest, index: int, reply: Reply, tokens_of: TokensOf) -> dict[str, Any]:
+    text, calls = divided(reply, tools=bool(request.schemas), several=request.parallel_tool_calls is not False)
+    choice = {
+        "message": {**said(reply, text, calls), "refusal": None},
+        "finish_reason": "tool_calls" if calls else finish_reason(reply),
+        "logprobs": {"content": tokens_of(reply), "refusal": None} if request.logprobs else None,
+        "index": index,
+        "step_id": reply.step.id,
+    }
+    if request.return_token_ids:
+        choice["token_ids"] = list(reply.step.response_ids)
+    return choice
 
 
 def streamed(request: ChatRequest, answer: Mapping[str, Any]) -> bytes:
     """Return an answer as server-sent events: for each choice its role, its content, and its finish reason."""
-    return openai_format.chunks(request, answer, _deltas, "chat.completion.chunk")
+    head = {name: value for name, value in answer.items() if name not in ("choices", "usage", "prompt_token_ids")}
+    head["object"] = "chat.completion.chunk"
+    events = [{**head, "choices": [part]} for choice in answer["choices"] for part in _deltas(choice)]
+    if "prompt_token_ids" in answer:
+        events[0]["prompt_token_ids"] = answer["prompt_token_ids"]
+    if request.stream_options is not None and request.stream_options.include_usage:
+        events.append({**head, "choices": [], "usage": answer["usage"]})
+    lines = [json.dumps(event) for event in events]  # in ASCII: for many clients U+2028 ends a line
+    return "".join(f"data: {line}\n\n" for line in (*lines, "[DONE]")).encode()
 
 
 def _deltas(choice: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """OpenAI's Responses API: `POST responses`.
 
-A response continues another one of its rollout by `previous_response_id`. Only functions are tools: their calls are run
-by the client. Thoughts stay in the text, so an answer has no reasoning items.
+Only functions are tools: their calls are run by the client. Thoughts stay in the text, so an answer has no reasoning
+items.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from creditflow.data import Message
-from creditflow.rollout.chat import Prompt
 from creditflow.rollout.http import openai_format
 from creditflow.rollout.http.answers import (
     call_id,
@@ -23,7 +22,6 @@ from creditflow.rollout.http.answers import (
     prompt_tokens,
     response_tokens,
     rollout_of,
-    said,
 )
 from creditflow.rollout.http.openai_format import text_parts, text_parts_only, unread_parts
 from creditflow.rollout.http.requests import (
@@ -129,15 +127,13 @@ class ResponsesRequest(Request):
         "max_completion_tokens": (None,),
         "max_tokens": (None,),
         "n": (None, 1),
+        "previous_response_id": (None,),
         "prompt": (None,),
         "truncation": (None, "disabled"),
     }
 
     input: Annotated[list[Item], BeforeValidator(_items)] = Field([], max_length=MOST_MESSAGES)
     instructions: str | None = None
-    previous_response_id: str | None = Field(None, max_length=4096)
-    store: bool | None = True
-    """Whether later requests may continue this response."""
     max_output_tokens: TokenLimit | None = None
     stop: StopTexts = Field([])
     """Not in OpenAI's API."""
@@ -164,21 +160,10 @@ class ResponsesRequest(Request):
             unread["parallel_tool_calls"] = True
         return unread
 
-    def prompts(self, earlier: Sequence[Message] = ()) -> Sequence[Prompt]:
-        system = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
-        messages = [*system, *earlier, *self.messages]
-        if not messages:
-            raise RefusedError(400, "input: expected at least one message", param="input")
-        if len(messages) > MOST_MESSAGES:
-            raise RefusedError(
-                400, f"input: expected at most {MOST_MESSAGES} messages, got {len(messages)}", param="input"
-            )
-        return [messages]
-
     @property
-    def messages(self) -> list[Message]:
-        """The input as messages of chat completions; calls join the assistant's message before them."""
-        messages: list[Message] = []
+    def conversation(self) -> list[Message]:
+        """The messages in the form that chat templates read; calls join the assistant's message before them."""
+        messages = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         for item in self.input:
             match item:
                 case MessageItem():
@@ -192,6 +177,8 @@ class ResponsesRequest(Request):
                     if not messages or messages[-1]["role"] != "assistant":
                         messages.append({"role": "assistant", "content": None})
                     messages[-1].setdefault("tool_calls", []).append(call)
+        if not messages:
+            raise RefusedError(400, "input: expected at least one message", param="input")
         return messages
 
     @property
@@ -213,22 +200,11 @@ class ResponsesRequest(Request):
         """The choice that is applied: `auto` or `none`."""
         return "none" if (self.model_extra or {}).get("tool_choice") == "none" else "auto"
 
-    @property
-    def previous(self) -> str | None:
-        return self.previous_response_id
-
-    def kept(self, reply: Reply) -> list[Message]:
-        return [] if self.store is False else [*self.messages, said(reply, *_divided(self, reply))]
-
-
-def _divided(request: ResponsesRequest, reply: Reply) -> Any:
-    return divided(reply, tools=bool(request.schemas), several=request.parallel_tool_calls is not False)
-
 
 def answer(request: ResponsesRequest, replies: Sequence[Reply], tokens_of: TokensOf) -> dict[str, Any]:
     """Return a `response`."""
     (reply,) = replies
-    text, calls = _divided(request, reply)
+    text, calls = divided(reply, tools=bool(request.schemas), several=request.parallel_tool_calls is not False)
     cut_off = finish_reason(reply) == "length"
     status = "incomplete" if cut_off else "completed"
     place = f"{rollout_of(reply.step.trajectory_id)}_{reply.step.index}"
@@ -261,7 +237,7 @@ def answer(request: ResponsesRequest, replies: Sequence[Reply], tokens_of: Token
         "output": output,
         "instructions": request.instructions,
         "metadata": request.metadata or {},
-        "previous_response_id": request.previous_response_id,
+        "previous_response_id": None,
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "tool_choice": request.tool_choice,
         "tools": [{"type": "function", **tool.model_dump(include=_FUNCTION)} for tool in request.tools or ()],
