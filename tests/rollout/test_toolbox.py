@@ -91,20 +91,6 @@ def test_python_runs_in_the_sandbox_and_returns_its_output():
     assert said(quick, code="while True: pass").startswith("error: the program was stopped")
 
 
-def test_search_returns_the_best_passage(tmp_path):
-    (tmp_path / "notes").mkdir()
-    (tmp_path / "notes/metals.md").write_text("Copper conducts heat well.\n\nTungsten melts at 3422 degrees.\n")
-    (tmp_path / "notes/birds.txt").write_text("Swifts sleep while they fly.")
-    (tmp_path / "notes/skipped.bin").write_text("Tungsten Tungsten")
-    search = tool({"fn": "search", "args": {"folder": "notes", "k": 1}}, base=tmp_path)
-    assert said(search, query="when does tungsten melt") == "[metals.md]\nTungsten melts at 3422 degrees."
-    assert said(search, query="how do swifts sleep").startswith("[birds.txt]")
-    assert said(search, query="zebra") == "nothing was found"
-    assert said(search, query="") == "nothing was found"
-    with pytest.raises(ConfigError, match="has no text in files"):
-        tool({"fn": "search", "args": {"folder": "nowhere"}}, base=tmp_path)
-
-
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
@@ -113,8 +99,7 @@ def test_search_returns_the_best_passage(tmp_path):
         ({"name": "x"}, r"tools\[0\]: expected a name, `file.py:function`"),
         ({"fn": "calculator", "timeout": 0}, r"tools\[0\].timeout: expected seconds, more than 0, got 0"),
         ("missing.py:f", r"tools\[0\].fn: no file 'missing.py'"),
-        ({"fn": "search"}, r"tools\[0\] \(search\): expected `args: \{folder: ...\}`"),
-        ({"fn": "search", "args": {"fold": "x"}}, r"tools\[0\] \(search\): .*unexpected keyword argument 'fold'"),
+        ({"fn": "python", "args": {"box": {}}}, r"tools\[0\] \(python\): .*unexpected keyword argument 'box'"),
         ({"fn": "python", "args": {"sandbox": {"wall": 1}}}, "unknown key 'bubblewrap.wall'"),
     ],
 )

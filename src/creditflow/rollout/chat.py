@@ -1,16 +1,13 @@
 """Convert chat messages to tokens, and response tokens to text and tool calls, for every engine.
 
 Tool schemas and calls have the Hermes format (`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`), the default
-of verl and of Qwen's models. A chat template that renders tools, calls and results writes them itself; for other
-templates this module writes them into the system prompt. A template that has agents call in another format needs a
-tokenizer with a response schema, which then reads the calls; without one it is refused.
+of verl and of Qwen's models. A chat template that renders tools, calls of this format and results writes them itself;
+for other templates this module writes them into the system prompt, with the format of calls.
 This module holds no model, runs no tool, and imports nothing heavy.
 """
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -18,13 +15,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import groupby
-from os.path import commonprefix
 from typing import Any
 
 from creditflow.data import Message
 from creditflow.data.trajectory import content_text, without_nulls
-from creditflow.errors import ConfigError, ModelError, first_line
-from creditflow.rollout.response_schema import message_by_schema
+from creditflow.errors import ModelError, first_line
 
 _THOUGHTS = {
     "<think>": "</think>",
@@ -39,14 +34,13 @@ _THOUGHTS = {
 }
 """Tags around a model's thoughts, in lower case: opening tag -> closing tag."""
 _THOUGHT_TAGS = "|".join(map(re.escape, (*_THOUGHTS, *_THOUGHTS.values())))
-_TAG = re.compile(f"<tool_call>|(?i:{_THOUGHT_TAGS})")
-_LEADING_THOUGHT = re.compile(rf"\s*(?i:{'|'.join(map(re.escape, _THOUGHTS))})")
+_LEADING_THOUGHT = re.compile(rf"\s*(?:{'|'.join(map(re.escape, _THOUGHTS))})", re.IGNORECASE)
+_CLOSING_THOUGHT = re.compile("|".join(map(re.escape, _THOUGHTS.values())), re.IGNORECASE)
+_OPENING = "<tool_call>"
 _CALL_TAG = re.compile(r"</?tool_call>")
 _BLANK = re.compile(r"\s*")
 _EXTENT = json.JSONDecoder(strict=False, parse_int=len, parse_float=len, parse_constant=len)
 """Finds the end of a JSON value. It accepts any number, so that each error has a position."""
-_SHOWN = 200
-"""Maximum characters of an error about a response, which may quote all of it."""
 _DEPTH = 64
 """Maximum nesting of a call's JSON: the parsed value is written again by recursive functions."""
 _BEFORE = 8
@@ -70,14 +64,6 @@ _READ_BACK = re.compile(
 even if the tokenizer marks them as special."""
 
 
-class PromptIds(tuple[int, ...]):
-    """A prompt that is already tokens."""
-
-
-Prompt = str | Sequence[Message] | PromptIds
-"""A prompt for a policy: verbatim text, chat messages to be rendered, or tokens."""
-
-
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """A tool call written by an agent."""
@@ -97,75 +83,34 @@ class ToolCall:
         return {"id": id, "type": "function", "function": {"name": self.name, "arguments": spelled}}
 
 
-def _by_schema(text: str, schema: Mapping[str, Any]) -> tuple[str, list[ToolCall]]:
-    try:
-        message = message_by_schema(text, schema)
-        functions = [{"id": call.get("id"), **call.get("function", call)} for call in message.get("tool_calls") or []]
-        calls = [_call_of(json.dumps(function)) for function in functions]
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        return text, [
-            ToolCall("", None, f"the response does not match the model's response schema: {first_line(error)[:_SHOWN]}")
-        ]
-    return str(message.get("content") or "").strip(), calls
-
-
-_PROBE_CALL = ToolCall(_NAME, _CALL["function"]["arguments"])
-
-
-def _probe_messages(id: str = "call00000") -> list[Message]:
-    """Return a question, its call and the result. Some templates refuse ids of another length."""
+def _probe_messages() -> list[Message]:
+    """Return a question, its call and the result."""
     return [
         {"role": "user", "content": _NAME},
-        {"role": "assistant", "content": "", "tool_calls": [{**_CALL, "id": id}]},
-        {"role": "tool", "tool_call_id": id, "name": _NAME, "content": _MARK},
+        {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+        {"role": "tool", "tool_call_id": _CALL["id"], "name": _NAME, "content": _MARK},
     ]
 
 
 def parse_tool_calls(text: str, *, in_thought: bool = False) -> tuple[str, list[ToolCall]]:
     """Split a response into its text and its tool calls, in order; malformed calls are included.
 
-    A call ends at the end of its JSON. Calls inside thoughts (`<think>...</think>` and similar tags) are text: a
-    thought ends at its closing tag, and a leading thought without one is the whole response. `in_thought`: the prompt
-    has opened a thought (`opens_thought`). Without it, the text before a lone closing tag is a thought, too.
+    A call ends at the end of its JSON. Calls inside a leading thought (`<think>...</think>` and similar tags) are text;
+    one without a closing tag is the whole response. `in_thought`: the prompt has opened the thought (`opens_thought`).
     """
-    if "<tool_call>" not in text:
-        return text, []
     calls: list[ToolCall] = []
     kept: list[str] = []
-    tags = list(_TAG.finditer(text))
-    last = {tag[0].lower(): tag.start() for tag in tags}
     begin = at = 0
-    thought_end, leading = 0, True
-    if in_thought:
-        at = thought_end = _thought_end(text)
-    for tag in tags:
-        name = tag[0].lower()
-        if tag.start() < at:
-            continue
-        if name == "<tool_call>":
-            more, at = _calls_at(text, tag.end())
-            if more:
-                calls += more
-                kept.append(text[begin : tag.start()])
-                begin = at
-            continue
-        leading = leading and not text[thought_end : tag.start()].strip()
-        if name not in _THOUGHTS:
-            if not thought_end:  # everything before a lone closing tag was a thought; a second one is plain text
-                begin, calls, kept, thought_end = 0, [], [], tag.end()
-        elif last.get(closing := _THOUGHTS[name], 0) >= tag.end():
-            end = re.compile(re.escape(closing), re.IGNORECASE).search(text, tag.end())
-            assert end is not None  # the last one is behind the opening tag
-            at = thought_end = end.end()
-        elif leading:
-            break  # a leading thought without an end; any other opening tag is only mentioned
+    if in_thought or _LEADING_THOUGHT.match(text):
+        closing = _CLOSING_THOUGHT.search(text)
+        at = len(text) if closing is None else closing.end()
+    while (tag := text.find(_OPENING, at)) >= 0:
+        more, at = _calls_at(text, tag + len(_OPENING))
+        if more:
+            calls += more
+            kept.append(text[begin:tag])
+            begin = at
     return ("".join((*kept, text[begin:])).strip(), calls) if calls else (text, [])
-
-
-def _thought_end(text: str) -> int:
-    """Return the end of the first closing tag of a thought; without one, the end of the text."""
-    ends = (tag.end() for tag in _TAG.finditer(text) if tag[0].lower() in _THOUGHTS.values())
-    return next(ends, len(text))
 
 
 def opens_thought(prompt: str) -> bool:
@@ -303,37 +248,6 @@ def _for_template(message: Message) -> Message:
     return plain
 
 
-def _with_short_ids(messages: Sequence[Message]) -> list[Message]:
-    """Return messages whose calls and results have ids of nine letters and digits.
-
-    Results without ids follow the order of the calls.
-    """
-    plain: list[Message] = []
-    unanswered: dict[str, object] = {}  # short id -> id
-    for place, message in enumerate(messages):
-        ids: Message = {}
-        if calls := message.get("tool_calls"):
-            unanswered = {}
-            for k, call in enumerate(calls):
-                id = call.get("id")
-                short = _short_id(id or f"{place}.{k}")
-                unanswered[_short_id(f"{place}.{k}") if short in unanswered else short] = id
-            ids["tool_calls"] = [{**call, "id": id} for call, id in zip(calls, unanswered, strict=True)]
-        elif message.get("role") == "tool":
-            id = message.get("tool_call_id")
-            short = next((short for short, own in unanswered.items() if not id or own == id), _short_id(id or place))
-            unanswered.pop(short, None)
-            ids["tool_call_id"] = short
-        plain.append({**message, **ids})
-    return plain
-
-
-def _short_id(id: object) -> str:
-    if re.fullmatch("[a-zA-Z0-9]{9}", text := str(id)):
-        return text
-    return hashlib.blake2b(text.encode(errors="replace"), digest_size=5).hexdigest()[:9]
-
-
 def _spelled_out(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
     """Rewrite messages for a template without tool support: schemas, calls and results become contents."""
     plain: list[Message] = []
@@ -429,9 +343,11 @@ class ChatModel:
         """The tokenizer of transformers."""
         return self.chat_tokenizer.tokenizer
 
-    def encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[str, tuple[int, ...]]:
+    def encode(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[str, tuple[int, ...]]:
         """See `ChatTokenizer.encode`."""
-        return self.chat_tokenizer.encode(prompt, tools)
+        return self.chat_tokenizer.encode(messages, tools)
 
     def follow(self, messages: Sequence[Message], prompt: str = "") -> tuple[int, ...]:
         """See `ChatTokenizer.follow`."""
@@ -441,39 +357,15 @@ class ChatModel:
         """See `ChatTokenizer.decode`."""
         return self.chat_tokenizer.decode(ids)
 
-    async def calls(self, ids: Sequence[int], prompt: str) -> tuple[str, list[ToolCall]]:
-        """See `ChatTokenizer.calls`."""
-        return await self.chat_tokenizer.calls(ids, prompt)
-
-
-@dataclass(frozen=True, slots=True)
-class _TemplateTraits:
-    """Properties of a chat template, as its renderings of an example show."""
-
-    texts: bool = True
-    """Whether the content of a message is rendered; templates of some models with images take lists alone."""
-    tools: bool = False
-    """Whether it renders a call and its result, and a result after a response whose calls are text (`follow`)."""
-    any_id: bool = True
-    """Whether it takes ids of calls of any length; Mistral's takes nine letters and digits."""
-    schema: Mapping[str, Any] | None = None
-    """The tokenizer's response schema if it reads the calls."""
-    readable: bool = True
-    """Whether the schema or `parse_tool_calls` reads the calls."""
-    opening: str = "(?!)"
-    """A regular expression for the beginning of a call: its added token anywhere, else the text before the name."""
-
 
 class ChatTokenizer:
     """Converts messages to prompt text and tokens, and a response's tokens to text.
 
     `tokenizer`: a tokenizer of transformers. `end_ids`: the `eos_token_id` of the model's generation configuration.
-    `n_tokens`: the model's number of token ids, if its vocabulary is padded; default: the tokenizer's.
     """
 
-    def __init__(self, tokenizer: Any, end_ids: int | Iterable[int] | None = None, n_tokens: int | None = None) -> None:
+    def __init__(self, tokenizer: Any, end_ids: int | Iterable[int] | None = None) -> None:
         self.tokenizer = tokenizer
-        self._n_tokens = max(n_tokens or 0, len(tokenizer))
         ids = [] if end_ids is None else [end_ids] if isinstance(end_ids, int) else sorted(end_ids)
         padding = (tokenizer.pad_token_id, *ids, tokenizer.eos_token_id, 0)
         self.pad_id = int(next(token for token in padding if token is not None))
@@ -489,26 +381,21 @@ class ChatTokenizer:
         # The rollouts of a task begin with the same prompt.
         self._tokenize_again = lru_cache(_KEPT)(self._tokenize)
 
-    def encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[str, tuple[int, ...]]:
+    def encode(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[str, tuple[int, ...]]:
         """Return prompt text and tokens.
 
         Messages are rendered by the tokenizer's chat template; without one, their contents are joined by line breaks.
         `tools`: JSON schemas of functions in OpenAI's format. Special tokens, and the tokens that the template writes
-        around turns, are removed from messages, so that one agent's text cannot close the next one's turn. A `prompt`
-        given as text is used verbatim, special tokens included, and no token is added: its caller is responsible for
-        its content. If the rendered prompt does not name each tool, the schemas are written into the system prompt, and
-        calls and results as text. Raises ModelError for messages that the chat template rejects or fails on, and for
-        token ids out of range; ConfigError for tools if the calls that the template renders cannot be read.
+        around turns, are removed from messages, so that one agent's text cannot close the next one's turn. If the
+        rendered prompt does not name each tool, or the template's calls cannot be read, the schemas are written into
+        the system prompt, and calls and results as text. Raises ModelError for messages that the chat template rejects
+        or fails on.
         """
-        if isinstance(prompt, PromptIds):
-            if unknown := [token for token in prompt if not 0 <= token < self._n_tokens]:
-                raise ModelError(f"prompt: expected tokens from 0 to {self._n_tokens - 1}, got {unknown[0]}")
-            return str(self.tokenizer.decode(list(prompt))), tuple(prompt)
-        text = prompt if isinstance(prompt, str) else self._text(prompt, tools)
-        # A template writes the tokens of the beginning itself.
-        adds_start = not isinstance(prompt, str) and not self.tokenizer.chat_template
+        text = self._text(messages, tools)
         tokenize = self._tokenize_again if len(text) <= _SHORT else self._tokenize
-        return text, tokenize(text, adds_start) or (self.pad_id,)  # the model needs a position to predict from
+        return text, tokenize(text) or (self.pad_id,)  # the model needs a position to predict from
 
     def follow(self, messages: Sequence[Message], prompt: str = "") -> tuple[int, ...]:
         """Return the tokens between a response to `prompt` and the next one of the same agent.
@@ -519,7 +406,7 @@ class ChatTokenizer:
         """
         spoken: list[Message] = [{"role": "user", "content": ""}, {"role": "assistant", "content": _MARK}]
         plain = self._plain((*spoken, *messages))
-        own = self._traits.tools and _LIST_OPENING not in prompt
+        own = self._renders_tools and _LIST_OPENING not in prompt
         _, mark, text = (self._rendered(plain, [_TOOL]) if own else self._spelled(plain)).partition(_MARK)
         if not mark:
             raise ModelError("the chat template leaves a response out that tools were called in")
@@ -532,56 +419,28 @@ class ChatTokenizer:
         """Return the text of a response without `special_tokens`; the tags of thoughts and tool calls are kept."""
         return str(self.tokenizer.decode([id for id in ids if id not in self._control]))
 
-    async def calls(self, ids: Sequence[int], prompt: str) -> tuple[str, list[ToolCall]]:
-        """Split a response to `prompt` into its text and its tool calls, as `parse_tool_calls` does.
+    def _tokenize(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of a prompt, with those that the tokenizer adds at the beginning if there is no template.
 
-        If the template has calls of another format, the tokenizer's response schema reads what follows a leading
-        thought, in a thread.
+        Without tokens of the end: they would end the prompt before the response.
         """
-        text, in_thought, traits = self.decode(ids), opens_thought(prompt), self._traits
-        if traits.schema is None or _LIST_OPENING in prompt:
-            return parse_tool_calls(text, in_thought=in_thought)
-        raw = str(self.tokenizer.decode(list(ids)))
-        raw = raw[_thought_end(raw) if in_thought or _LEADING_THOUGHT.match(raw) else 0 :]
-        content, calls = await asyncio.to_thread(_by_schema, raw, traits.schema)
-        if not calls and re.match(traits.opening, raw):
-            try:
-                _EXTENT.raw_decode(raw.lstrip())  # an answer that is JSON
-            except (ValueError, RecursionError):
-                calls = [ToolCall("", None, "the call does not match the model's response schema")]
-        return (content, calls) if calls else (text, [])
-
-    def _tokenize(self, text: str, adds_start: bool) -> tuple[int, ...]:
-        return tuple(self._ids_with_start(text) if adds_start else self._ids(text))
+        if self.tokenizer.chat_template:  # it writes the tokens of the beginning itself
+            return tuple(self._ids(text))
+        ids = list(self.tokenizer(text, add_special_tokens=True)["input_ids"])
+        while ids and ids[-1] in self.end_ids:
+            ids.pop()
+        return tuple(ids)
 
     def _ids(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def _ids_with_start(self, text: str) -> list[int]:
-        """Return the tokens of `text`, after those that the tokenizer adds at the beginning of a text.
-
-        Tokens that it adds at the end are left out: an end-of-sequence token would end the prompt before the response.
-        """
-        plain, whole = self._ids(text), list(self.tokenizer(text, add_special_tokens=True)["input_ids"])
-        if not plain:
-            return whole[: whole[:1] == [self.tokenizer.bos_token_id]]
-        starts = (k for k in range(len(whole) - len(plain) + 1) if whole[k : k + len(plain)] == plain)
-        begin = next(starts, None)
-        return plain if begin is None else whole[: begin + len(plain)]
-
     def _text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
-        plain, tools, traits = self._plain(messages), self._clean(tools), self._traits
-        if traits.tools:
+        plain, tools = self._plain(messages), self._clean(tools)
+        if self._renders_tools:
             # Some templates list tools only without a system prompt, or not at all. Messages may contain the names.
             text, untold = self._rendered(plain, tools), self._example(plain) if tools else ""
             names = (str(tool.get("function", tool).get("name")) for tool in tools)
             if all(text.count(name) > untold.count(name) for name in names):
-                if tools and not traits.readable:
-                    raise ConfigError(
-                        "tools: the model's chat template expects calls in a format other than <tool_call>..., which "
-                        "cannot be read; use another model or template, or a tokenizer with a response_schema that "
-                        "reads the calls (most schemas need the package jmespath)"
-                    )
                 return text
         return self._spelled(plain, tools)
 
@@ -591,10 +450,10 @@ class ChatTokenizer:
         They are cleaned in this form, since a list of parts, or JSON's escapes, may hide a special token.
         """
         plain: list[Message] = self._clean([_for_template(message) for message in messages])
-        return plain if self._traits.any_id else _with_short_ids(plain)
+        return plain
 
     def _spelled(self, plain: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        if not self._traits.texts:
+        if not self._renders_texts:
             raise ModelError("the chat template leaves out contents that are texts, so the model would not see them")
         plain = _spelled_out(plain, tools)
         if not self.tokenizer.chat_template:
@@ -602,32 +461,21 @@ class ChatTokenizer:
         return self._rendered(plain)
 
     @cached_property
-    def _traits(self) -> _TemplateTraits:
-        question, call, result = _probe_messages()
+    def _renders_texts(self) -> bool:
+        """Whether the content of a message is rendered; templates of some models with images take lists alone."""
         text = self._example([{"role": "user", "content": _MARK}])
-        texts = not text or _MARK.strip("\u241f") in text.lower()
+        return not text or _MARK.strip("\u241f") in text.lower()
+
+    @cached_property
+    def _renders_tools(self) -> bool:
+        """Whether the template renders a readable call and its result, and a result after a call as text (`follow`)."""
+        question, call, result = _probe_messages()
         whole = self._example([question, call, result], [_TOOL])
         told = self._example([question, {"role": "assistant", "content": _NAME}, result], [_TOOL])
         if "Ulm" not in whole or _MARK not in whole or _MARK not in told:
-            return _TemplateTraits(texts)
-        prompt = re.sub(rf"(?i:{_THOUGHT_TAGS})\s*\Z", "", self._example([question], [_TOOL]))
+            return False
         response = self._example([question, call], [_TOOL], answering=False)
-        response = response.removeprefix(commonprefix([prompt, response]))  # noqa: RUF071 (of texts)
-        opening = "".join(response.partition(_NAME)[0].split())
-        schema, calls = getattr(self.tokenizer, "response_schema", None), list[ToolCall]()
-        with suppress(ImportError):
-            calls = [] if schema is None else _by_schema(response, schema)[1]
-        added = (token.content for token in self.tokenizer.added_tokens_decoder.values())
-        token = next((token for token in added if token.strip() and opening.startswith(token)), "")
-        begin = f"(?s:.*?){re.escape(token)}" if token else r"\s*" + r"\s*".join(map(re.escape, opening))
-        return _TemplateTraits(
-            texts,
-            tools=True,
-            any_id=bool(self._example(_probe_messages("call_0"))),
-            schema=schema if _PROBE_CALL in calls else None,
-            readable=_PROBE_CALL in (*calls, *parse_tool_calls(response)[1]),
-            opening=begin if opening else "(?!)",
-        )
+        return ToolCall(_NAME, _CALL["function"]["arguments"]) in parse_tool_calls(response)[1]
 
     def _example(self, *arguments: Any, **options: Any) -> str:
         """Like `_rendered`, but return an empty text if the template does not render the messages."""

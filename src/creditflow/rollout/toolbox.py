@@ -1,6 +1,6 @@
-"""Ready-made tools, and the loader of a recipe's tools: `calculator`, `python`, `store`, `recall`, `search`.
+"""Ready-made tools, `calculator` and `python`, and the loader of a recipe's tools.
 
-    agents: {solver: {tools: [calculator, {fn: search, args: {folder: notes}}, "tools.py:weather"]}}
+    agents: {solver: {tools: [calculator, {fn: python, timeout: 5}, "tools.py:weather"]}}
 
 This module uses libraries and the sandbox, but no rollouts, models or credit.
 """
@@ -25,7 +25,7 @@ _KEYS = ("fn", "name", "args", "timeout")
 def load_tools(entries: Sequence[Any], base: Path, key: str, offered: Mapping[str, Any]) -> tuple[Tool, ...]:
     """Load the tools that a recipe names. Raises ConfigError that names the wrong entry.
 
-    `base`: the folder of relative files and folders. `offered`: default arguments for classes that take them
+    `base`: the folder of relative files. `offered`: default arguments for classes that take them
     (`sandbox`).
     """
     tools = [_load(entry, base, f"{key}[{i}]", offered) for i, entry in enumerate(entries)]
@@ -55,17 +55,6 @@ def _load(entry: Any, base: Path, key: str, offered: Mapping[str, Any]) -> Tool:
     if inspect.isclass(function):
         takes = inspect.signature(function).parameters
         args = {**{word: value for word, value in offered.items() if word in takes}, **args}
-        if "folder" in takes and isinstance(args.get("folder"), str):
-            args["folder"] = str(base / args["folder"])
-        named = {
-            word: param
-            for word, param in takes.items()
-            if param.kind in (param.POSITIONAL_OR_KEYWORD, param.KEYWORD_ONLY)
-        }
-        missing = [word for word, param in named.items() if param.default is param.empty and word not in args]
-        if missing and set(args) <= set(takes):
-            needed = ", ".join(f"{word}: ..." for word in missing)
-            raise ConfigError(f"{key} ({fn}): expected `args: {{{needed}}}`, got no {' and no '.join(missing)}")
         try:
             function, args = function(**args), {}
         except (TypeError, ValueError) as error:
@@ -147,39 +136,6 @@ def _expect_bits(n: int) -> None:
         raise ValueError("the result is too large")
 
 
-@inline
-def store(key: str, value: str, state: dict[str, Any]) -> str:
-    """Keeps a text under a key, for the whole team, until the task ends.
-
-    Args:
-        key: What it can be recalled by.
-        value: The text.
-        state: The rollout's own.
-    """
-    kept: dict[str, str] = state.setdefault("store", {})
-    if len(kept) >= _ENTRIES and key not in kept:
-        raise ValueError(f"the store is full: it holds {_ENTRIES} keys")
-    kept[key] = value[:_VALUE]
-    return f"stored {key}" if len(value) <= _VALUE else f"stored the first {_VALUE} characters as {key}"
-
-
-@inline
-def recall(key: str, state: dict[str, Any]) -> str:
-    """Gives the text that was stored under a key.
-
-    Args:
-        key: As it was stored.
-        state: The rollout's own.
-    """
-    kept: dict[str, str] = state.get("store", {})
-    if key not in kept:
-        raise KeyError(f"nothing is stored as {key[:64]!r}; there is {', '.join(list(kept)[:20]) or 'nothing'}")
-    return kept[key]
-
-
-_ENTRIES, _VALUE = 1000, 20_000
-
-
 class Python:
     """Runs a Python program in a sandbox and returns its output.
 
@@ -206,50 +162,7 @@ class Python:
         return output or "(nothing was printed)"
 
 
-class Search:
-    """Finds passages in the text files of a folder, by BM25 (Robertson and Zaragoza 2009), as bm25s computes it.
-
-    Files are split into passages at empty lines, and longer passages after every `words` words. `k`: number of passages
-    to return.
-    """
-
-    def __init__(self, folder: str, k: int = 3, words: int = 200, suffixes: Sequence[str] = (".txt", ".md")) -> None:
-        try:
-            import bm25s
-        except ImportError:
-            raise ConfigError("search needs another package: pip install 'creditflow[tools]'") from None
-        root = Path(folder)
-        files = sorted(path for path in root.rglob("*") if path.suffix in suffixes and path.is_file())
-        self._passages = [(str(file.relative_to(root)), text) for file in files for text in _passages(file, words)]
-        if not self._passages:
-            raise ConfigError(f"search: {folder} has no text in files that end with {', '.join(suffixes)}")
-        self._k = min(k, len(self._passages))
-        self._tokens = bm25s.tokenize
-        self._index = bm25s.BM25()
-        corpus = self._tokens([text for _, text in self._passages], show_progress=False)
-        self._index.index(corpus, show_progress=False)
-
-    def __call__(self, query: str) -> str:
-        """Searches the documents at hand, and gives the passages that fit best, each after its file's name.
-
-        Args:
-            query: Words to look for.
-        """
-        tokens = self._tokens([query], show_progress=False)
-        places, scores = self._index.retrieve(tokens, k=self._k, show_progress=False)
-        passages = [self._passages[place] for place, score in zip(places[0], scores[0], strict=True) if score > 0]
-        return "\n\n".join(f"[{name}]\n{text}" for name, text in passages) or "nothing was found"
-
-
-def _passages(file: Path, words: int) -> list[str]:
-    blocks = [block.split() for block in file.read_text("utf-8", "replace").split("\n\n")]
-    return [" ".join(block[at : at + words]) for block in blocks for at in range(0, len(block), words)]
-
-
 READY_MADE: dict[str, Any] = {
     "calculator": calculator,
     "python": Python,
-    "recall": recall,
-    "search": Search,
-    "store": store,
 }

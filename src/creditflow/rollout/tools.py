@@ -18,7 +18,6 @@ import functools
 import inspect
 import json
 import re
-import types
 import typing
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -84,7 +83,7 @@ class Tool:
             raise ConfigError(f"tool {name!r}: expected a name of 1 to 64 letters, digits, _ or -")
         try:
             text, parameters, check = _read(function, called, name, set(args or ()))
-        except (TypeError, ValueError, NameError) as error:
+        except (TypeError, ValueError, NameError, AttributeError, SyntaxError) as error:
             raise ConfigError(f"tool {name}: {first_line(error)}") from error
         return cls(
             name=name,
@@ -210,7 +209,7 @@ def _read(
     docstring = called.__doc__ if inspect.isfunction(called) else None
     doc = docstring_parser.parse(inspect.cleandoc(docstring or inspect.getdoc(_whole(function)) or ""))
     descriptions = {parameter.arg_name: parameter.description for parameter in doc.params}
-    hints = _hints(called)
+    hints = typing.get_type_hints(called, include_extras=True)
     fields: dict[str, Any] = {}
     places: dict[str, str] = {}
     signature = inspect.signature(function).parameters
@@ -246,17 +245,3 @@ def _read(
         return {parameter: getattr(values, place) for parameter, place in places.items()}
 
     return "\n".join(filter(None, (doc.short_description, doc.long_description))), schema, check
-
-
-def _hints(called: Callable[..., Any]) -> dict[str, Any]:
-    """Return the types of a function's signature. Raises ValueError that names an unknown one."""
-    try:
-        return typing.get_type_hints(called, include_extras=True)
-    except (NameError, AttributeError, SyntaxError, TypeError):
-        variables = getattr(inspect.unwrap(called), "__globals__", {})
-        for name, written in getattr(called, "__annotations__", {}).items():
-            try:
-                typing.get_type_hints(types.SimpleNamespace(__annotations__={name: written}), variables)
-            except Exception as error:
-                raise ValueError(f"{name}: expected a type, got {written!r}: {first_line(error)}") from error
-        raise

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from creditflow._utils.huggingface import load_folder, n_tokens, position_limit, unusable
+from creditflow._utils.huggingface import load_folder, position_limit, unusable
 from creditflow.engines.local import decoding, memory, sampler
 from creditflow.engines.local.attention import unknown_kinds
 from creditflow.engines.local.forward import Forward
@@ -57,7 +57,7 @@ class Policy(ChatModel):
         """Whether decoding rows share equal prompts."""
         self.device = device
         self.version = 0
-        self.chat_tokenizer = ChatTokenizer(tokenizer, model.generation_config.eos_token_id, n_tokens(model))
+        self.chat_tokenizer = ChatTokenizer(tokenizer, model.generation_config.eos_token_id)
         self.eos_ids = self.chat_tokenizer.end_ids
         self.pad_id = self.chat_tokenizer.pad_id
         self.limit = position_limit(model.config)

@@ -150,8 +150,7 @@ def _served(client: Any, model_section: Any, rollout: Any) -> ServedPolicy:
     model = omega_conf_to_dataclass(model_section)
     if template := model.get("custom_chat_template", None):
         model.tokenizer.chat_template = template
-    n_tokens = getattr(model.hf_config.get_text_config(decoder=True), "vocab_size", None)
-    chat = ChatTokenizer(model.tokenizer, getattr(model.generation_config, "eos_token_id", None), n_tokens)
+    chat = ChatTokenizer(model.tokenizer, getattr(model.generation_config, "eos_token_id", None))
     positions = rollout.max_model_len or rollout.prompt_length + rollout.response_length
     return ServedPolicy(client, chat, int(positions))
 

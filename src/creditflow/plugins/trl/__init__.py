@@ -23,7 +23,7 @@ import numpy as np
 import torch
 import yaml
 
-from creditflow._utils.huggingface import n_tokens, position_limit
+from creditflow._utils.huggingface import position_limit
 from creditflow.config.references import spelled_out
 from creditflow.credit import Assignment, CreditOptions, assign
 from creditflow.credit.analysis.metrics import batch_stats
@@ -306,7 +306,7 @@ class _TrainedModel(ChatModel):
     def __init__(self, trainer: CreditGRPOTrainer) -> None:
         model = trainer.model
         self._trainer = trainer
-        self.chat_tokenizer = ChatTokenizer(trainer._tokenizer, model.generation_config.eos_token_id, n_tokens(model))
+        self.chat_tokenizer = ChatTokenizer(trainer._tokenizer, model.generation_config.eos_token_id)
         self.end_ids = self.chat_tokenizer.end_ids
         self.max_positions = position_limit(model.config).tokens
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from creditflow._utils.huggingface import Kind, load_folder, n_tokens, position_limit
+from creditflow._utils.huggingface import Kind, load_folder, position_limit
 from creditflow.errors import ModelError
 from creditflow.rollout.chat import ChatModel, ChatTokenizer
 from creditflow.rollout.client import Generation, GenerationRequest
@@ -63,7 +63,7 @@ class LocalModel(ChatModel):
         """Use as the argument `make` of `load_model`."""
         self.model = model
         self.device = device
-        self.chat_tokenizer = ChatTokenizer(tokenizer, model.generation_config.eos_token_id, n_tokens(model))
+        self.chat_tokenizer = ChatTokenizer(tokenizer, model.generation_config.eos_token_id)
         self.end_ids = sorted(self.chat_tokenizer.end_ids)
         self.max_positions = position_limit(model.config).tokens
 
