@@ -96,7 +96,6 @@ def test_failing_service_raises_after_its_retries(box, service, status, calls):
 
 
 def test_slow_service_raises_a_timeout(box, service, monkeypatch):
-    monkeypatch.setattr(box, "_client", None)
     monkeypatch.setattr(box, "_timeout", lambda: 0.1)
     monkeypatch.setattr(box, "_retries", 0)
     service.delay_s = 0.5

@@ -114,7 +114,7 @@ class Launch:
             )
         except (OSError, subprocess.SubprocessError) as error:
             if isinstance(error, OSError) and error.errno == errno.E2BIG:
-                raise ValueError("command: it is too long, or the names to keep are") from error
+                raise ValueError("command: it is too long") from error
             raise SandboxError(f"bwrap could not be started: {error}") from error
 
     def run(self, confine: Callable[[int], None], wall_s: float, most: int) -> ProcessOutput:

@@ -42,15 +42,10 @@ class ProcessOutput:
 
 
 def sealed(content: bytes, *, seal: bool = True) -> int:
-    """A descriptor, at offset 0, of an immutable file in memory; the caller closes it.
+    """A descriptor, at offset 0, of an immutable file in memory; the caller closes it. Only on Linux.
 
-    With `seal` False the file stays writable. Without memfd_create: an unnamed file on disk.
+    With `seal` False the file stays writable.
     """
-    if not hasattr(os, "memfd_create"):
-        with tempfile.TemporaryFile() as file:
-            file.write(content)
-            file.seek(0)
-            return os.dup(file.fileno())
     fd = os.memfd_create("creditflow", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         view = memoryview(content)
@@ -205,15 +200,16 @@ def start(child: Child, words: Sequence[str], stdin: bytes, **options: Any) -> s
 
     Raises ValueError if the command line is too long for the system, and OSError for other reasons.
     """
-    input_fd, pipe = sealed(stdin), subprocess.PIPE
-    try:
-        return child.start(lambda: subprocess.Popen(words, stdin=input_fd, stdout=pipe, stderr=pipe, **options))
-    except OSError as error:
-        if error.errno == errno.E2BIG:
-            raise ValueError("command: it is too long, or the names to keep are") from error
-        raise
-    finally:
-        os.close(input_fd)
+    pipe = subprocess.PIPE
+    with tempfile.TemporaryFile() as file:
+        file.write(stdin)
+        file.seek(0)
+        try:
+            return child.start(lambda: subprocess.Popen(words, stdin=file, stdout=pipe, stderr=pipe, **options))
+        except OSError as error:
+            if error.errno == errno.E2BIG:
+                raise ValueError("command: it is too long") from error
+            raise
 
 
 def attend_pipes(process: subprocess.Popen[bytes], most: int, wall_s: float, kill: Callable[[], None]) -> ProcessOutput:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import base64
 import json
 import math
-import threading
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, HttpUrl
 
 from creditflow._utils.sections import expected
 from creditflow.sandbox.base import Limit, Limits, Result, SandboxBackend, SandboxError, SandboxUnavailable
@@ -52,18 +51,6 @@ class _Answer(BaseModel):
     run_result: _Run
 
 
-def _url(value: str) -> str:
-    import httpx
-
-    try:
-        url = httpx.URL(value)
-    except httpx.InvalidURL as error:
-        raise ValueError(str(error)) from error
-    if url.scheme not in ("http", "https") or not url.host:
-        raise ValueError(value)
-    return value
-
-
 class SandboxFusion(Box):
     """Run Python programs on the Sandbox Fusion service at `url`; the service provides the isolation.
 
@@ -77,14 +64,15 @@ class SandboxFusion(Box):
         self,
         limits: Limits | None = None,
         *,
-        url: Annotated[str, AfterValidator(_url), expected("http(s)://...")],
+        url: Annotated[str, AfterValidator(lambda url: str(HttpUrl(url))), expected("http(s)://...")],
         retries: Annotated[int, Field(ge=0)] = 2,
     ) -> None:
+        import httpx
+
         super().__init__(limits or Limits())
         self._url = url.rstrip("/").removesuffix("/run_code") + "/run_code"
         self._retries = retries
-        self._client: httpx.Client | None = None
-        self._client_lock = threading.Lock()
+        self._client = httpx.Client(follow_redirects=False)
         try:
             result = self._run(["python", "-c", "print(6 * 7)"], b"", {})
         except SandboxError as error:
@@ -122,7 +110,9 @@ class SandboxFusion(Box):
             try:
                 # Not compressed: a small compressed response could expand without bound in memory.
                 headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-                with self._http().stream("POST", self._url, content=content, headers=headers) as response:
+                with self._client.stream(
+                    "POST", self._url, content=content, headers=headers, timeout=self._timeout()
+                ) as response:
                     if response.status_code == 200:
                         return self._body(response, most)
                     problem = f"status {response.status_code}"
@@ -144,14 +134,6 @@ class SandboxFusion(Box):
             if time.monotonic() > deadline:
                 raise SandboxError(f"sandbox_fusion at {self._url}: the answer took more than {self._timeout():.0f} s")
         return bytes(body)
-
-    def _http(self) -> httpx.Client:
-        import httpx
-
-        with self._client_lock:
-            if self._client is None:
-                self._client = httpx.Client(timeout=self._timeout(), follow_redirects=False)
-            return self._client
 
     def _timeout(self) -> float:
         return math.ceil(self._limits.wall_s) + _COMPILE_S + _ANSWER_S
