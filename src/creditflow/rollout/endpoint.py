@@ -17,7 +17,6 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
 from itertools import groupby
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -342,17 +341,14 @@ async def retried(
 
 
 def retry_after(headers: Mapping[str, str]) -> float:
-    """Return the seconds of a server's Retry-After (a number or a date) or retry-after-ms; 0 without either."""
+    """Return the seconds of a server's retry-after-ms or Retry-After; 0 without either, and for a date."""
     for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         try:
             seconds = float(headers.get(name, "")) * unit
         except ValueError:
             continue
         return seconds if math.isfinite(seconds) and seconds > 0 else 0.0
-    try:
-        return max(0.0, parsedate_to_datetime(headers.get("retry-after", "")).timestamp() - time.time())
-    except (ValueError, TypeError, OverflowError):
-        return 0.0
+    return 0.0
 
 
 def choice_of(answer: Any) -> tuple[Any, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from creditflow.rollout.http.requests import RefusedError
@@ -29,17 +29,6 @@ def text_parts(content: Any) -> Any:
     if not isinstance(content, list):
         return content
     return [{"type": "text", "text": part[PARTS[part["type"]]]} for part in content]
-
-
-def unread_parts(contents: Iterable[Any]) -> dict[str, Any]:
-    """Return the fields of the parts of `contents` that are not read and not empty, as `content.NAME`."""
-    parts = [part for content in contents if isinstance(content, list) for part in content]
-    return {
-        f"content.{name}": True
-        for part in parts
-        for name, value in part.items()
-        if value and name not in ("type", PARTS[part["type"]])
-    }
 
 
 def error(refused: RefusedError) -> dict[str, Any]:

@@ -8,7 +8,7 @@ Imports pydantic.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -86,11 +86,6 @@ class RequestBody(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
-def unread_names(place: str, objects: Iterable[RequestBody]) -> dict[str, Any]:
-    """Return the fields of `objects` that are not read and not empty, by their path below `place`."""
-    return {f"{place}.{name}": True for model in objects for name, value in (model.model_extra or {}).items() if value}
-
-
 def _listed(value: Any) -> Any:
     return [] if value is None else [value] if isinstance(value, str) else value
 
@@ -143,7 +138,10 @@ class Request(RequestBody):
         return None
 
     def unread(self) -> dict[str, Any]:
-        """Return the fields that are not read; a field of an object by its path, such as `text.format`."""
+        """Return the fields that are not read; those of an object that are refused by their path: `text.format`.
+
+        Further fields of messages, parts and tools are not listed: none has an effect on the sample.
+        """
         return dict(self.model_extra or {})
 
     def ignored(self, allowed: Collection[str] = ()) -> tuple[str, ...]:

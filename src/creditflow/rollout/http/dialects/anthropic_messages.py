@@ -32,7 +32,6 @@ from creditflow.rollout.http.requests import (
     StopTexts,
     TokenLimit,
     TokensOf,
-    unread_names,
 )
 from creditflow.rollout.recorder import Reply
 
@@ -146,27 +145,13 @@ class MessagesRequest(Request):
 
     def unread(self) -> dict[str, Any]:
         unread = super().unread()
-        if unread.get("thinking") == {"type": "disabled"}:
-            del unread["thinking"]
         if self.output_config is not None:
             unread |= {f"output_config.{name}": value for name, value in (self.output_config.model_extra or {}).items()}
         if self.tool_choice is not None:
             unread["tool_choice"] = {"type": self.tool_choice.type}
-            unread |= unread_names("tool_choice", [self.tool_choice])
             if self.tool_choice.disable_parallel_tool_use:
                 # Only one of several calls is reported, but all were sampled, and are trained on.
                 unread["tool_choice.disable_parallel_tool_use"] = True
-        blocks = [block for message in self.messages for block in message.content]
-        results = [part for block in blocks if isinstance(block, ToolResultBlock) for part in block.content or ()]
-        thoughts = [block for block in blocks if isinstance(block, ThinkingBlock)]
-        unread |= {f"content.{block.type}": True for block in thoughts}
-        for place, objects in (
-            ("messages", self.messages),
-            ("system", self.system or ()),
-            ("tools", self.tools or ()),
-            ("content", [block for block in blocks + results if not isinstance(block, ThinkingBlock)]),
-        ):
-            unread |= unread_names(place, objects)
         return unread
 
     @property

@@ -13,7 +13,7 @@ from creditflow.data import Message
 from creditflow.data.trajectory import without_nulls
 from creditflow.rollout.http import openai_format
 from creditflow.rollout.http.answers import divided, finish_reason, prompt_tokens, response_tokens, said
-from creditflow.rollout.http.openai_format import text_parts, text_parts_only, unread_parts
+from creditflow.rollout.http.openai_format import text_parts, text_parts_only
 from creditflow.rollout.http.requests import (
     MOST_CHOICES,
     MOST_MESSAGES,
@@ -24,7 +24,6 @@ from creditflow.rollout.http.requests import (
     StopTexts,
     TokenLimit,
     TokensOf,
-    unread_names,
 )
 from creditflow.rollout.recorder import Reply
 
@@ -74,11 +73,9 @@ class ChatRequest(Request):
     """As in vLLM: return the tokens of prompt and response, as used in training."""
 
     def unread(self) -> dict[str, Any]:
-        options = [] if self.stream_options is None else [self.stream_options]
         # Only one of several calls is reported, but all were sampled, and are trained on.
         several = {"parallel_tool_calls": True} if self.parallel_tool_calls is False else {}
-        parts = unread_parts(message.content for message in self.messages)
-        return super().unread() | unread_names("stream_options", options) | several | parts
+        return super().unread() | several
 
     @property
     def conversation(self) -> list[Message]:
@@ -115,7 +112,7 @@ def answer(request: ChatRequest, replies: Sequence[Reply], tokens_of: TokensOf) 
     """Return a `chat.completion` with one choice for each reply."""
     first = replies[0]
     read, sampled = prompt_tokens(first), sum(map(response_tokens, replies))
-    whole = {
+    whole: dict[str, Any] = {
         "id": first.step.id,
         "object": "chat.completion",
         "created": int(time.time()),
@@ -131,7 +128,7 @@ def answer(request: ChatRequest, replies: Sequence[Reply], tokens_of: TokensOf) 
 
 def _choice(request: ChatRequest, index: int, reply: Reply, tokens_of: TokensOf) -> dict[str, Any]:
     text, calls = divided(reply, tools=bool(request.schemas), several=request.parallel_tool_calls is not False)
-    choice = {
+    choice: dict[str, Any] = {
         "message": {**said(reply, text, calls), "refusal": None},
         "finish_reason": "tool_calls" if calls else finish_reason(reply),
         "logprobs": {"content": tokens_of(reply), "refusal": None} if request.logprobs else None,

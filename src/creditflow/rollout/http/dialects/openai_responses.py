@@ -23,7 +23,7 @@ from creditflow.rollout.http.answers import (
     response_tokens,
     rollout_of,
 )
-from creditflow.rollout.http.openai_format import text_parts, text_parts_only, unread_parts
+from creditflow.rollout.http.openai_format import text_parts, text_parts_only
 from creditflow.rollout.http.requests import (
     MOST_MESSAGES,
     MOST_TOOLS,
@@ -35,7 +35,6 @@ from creditflow.rollout.http.requests import (
     StopTexts,
     TokenLimit,
     TokensOf,
-    unread_names,
 )
 from creditflow.rollout.recorder import Reply
 
@@ -145,14 +144,6 @@ class ResponsesRequest(Request):
     def unread(self) -> dict[str, Any]:
         unread = super().unread()
         unread |= {f"text.{name}": value for name, value in (self.text.model_extra or {} if self.text else {}).items()}
-        unread |= unread_names("tools", self.tools or ())
-        items = [item for item in self.input if not isinstance(item, ReasoningItem)]
-        # Clients send the items of an answer back with its ids and states.
-        unread |= {name: True for name in unread_names("input", items) if name not in ("input.id", "input.status")}
-        unread |= unread_parts(item.content for item in items if isinstance(item, MessageItem))
-        unread |= unread_parts(item.output for item in items if isinstance(item, ResultItem))
-        if any(isinstance(item, ReasoningItem) for item in self.input):
-            unread["input.reasoning"] = True
         if any(value != LOGPROBS for value in self.include or ()):
             unread["include"] = True
         if self.parallel_tool_calls is False:
@@ -163,7 +154,9 @@ class ResponsesRequest(Request):
     @property
     def conversation(self) -> list[Message]:
         """The messages in the form that chat templates read; calls join the assistant's message before them."""
-        messages = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+        messages: list[Message] = []
+        if self.instructions is not None:
+            messages.append({"role": "system", "content": self.instructions})
         for item in self.input:
             match item:
                 case MessageItem():
