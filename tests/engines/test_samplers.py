@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from creditflow._utils.files import alone_in
 from creditflow._utils.progress import Reporter
 from creditflow.config import ActorConfig, ActorModelConfig, Config, OptimConfig, load_recipe
 from creditflow.engines.local.actor import Actor
@@ -21,7 +20,7 @@ from creditflow.engines.local.lora import Adapter
 from creditflow.engines.local.policy import Policy
 from creditflow.engines.local.samplers import vllm
 from creditflow.engines.local.samplers.process import SamplerError
-from creditflow.engines.local.samplers.vllm import VllmSampler, attach_samplers, remove_remains
+from creditflow.engines.local.samplers.vllm import VllmSampler, attach_samplers
 from creditflow.engines.local.trainer import train
 from creditflow.errors import ConfigError, ModelError
 from creditflow.rollout import Generation, GenerationRequest
@@ -36,11 +35,7 @@ REQUESTS = [GenerationRequest((1 + k, 2, 3), 9, (1.0, 0.6, 0.0, 1.4)[k % 4], (7,
 
 
 def sampler_of(**options: Any) -> VllmSampler:
-    lines: list[str] = []
-    options = {"max_model_len": 40, **options}
-    sampler = VllmSampler("default", [fast_python(), str(WORKER)], options, say=lines.append)
-    sampler.lines = lines  # type: ignore[attr-defined]
-    return sampler
+    return VllmSampler("default", [fast_python(), str(WORKER)], {"max_model_len": 40, **options})
 
 
 def difference(
@@ -124,7 +119,7 @@ def test_failed_call_reports_the_error_and_the_log(policy: Policy) -> None:
 
 def test_worker_that_never_starts_times_out(policy: Policy) -> None:
     policy.sampler = VllmSampler(
-        "default", [fast_python(), str(WORKER)], {"max_model_len": 40, "hangs": True}, timeout_s=0.01, say=print
+        "default", [fast_python(), str(WORKER)], {"max_model_len": 40, "hangs": True}, timeout_s=0.01
     )
     with pytest.raises(SamplerError, match=r"not ready after 0\.01 s"):
         policy.generate(REQUESTS)
@@ -136,42 +131,31 @@ def test_request_beyond_the_context_is_rejected(policy: Policy) -> None:
         policy.generate(REQUESTS)
 
 
-def test_worker_ends_with_its_killed_parent(word_model_folder: Path) -> None:
+def test_worker_and_its_folder_end_with_a_killed_parent(word_model_folder: Path) -> None:
     code = f"""
 import sys, torch
 from creditflow.engines.local.policy import Policy
 from creditflow.engines.local.samplers.vllm import VllmSampler
 policy = Policy.load({str(word_model_folder)!r}, torch.device("cpu"))
-sampler = VllmSampler("default", [{fast_python()!r}, {str(WORKER)!r}], {{"max_model_len": 40}}, say=lambda line: None)
-print(sampler.sync(policy).process.pid, flush=True)
+sampler = VllmSampler("default", [{fast_python()!r}, {str(WORKER)!r}], {{"max_model_len": 40}})
+print(sampler.sync(policy).process.pid, sampler._folder.name, flush=True)
 sys.stdin.read()
 """
     parent = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert parent.stdout is not None
-    worker = os.pidfd_open(int(parent.stdout.readline()))
+    pid, folder = parent.stdout.readline().decode().split()
+    worker = os.pidfd_open(int(pid))
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     readable, _, _ = select.select([worker], [], [], HANG_S)
     os.close(worker)
     assert readable
-
-
-def test_weights_of_a_killed_run_are_removed(tmp_path: Path) -> None:
-    left, used, new = (tmp_path / f"creditflow-weights-{name}" for name in ("left", "used", "new"))
-    for folder in (left, used, new):
-        folder.mkdir()
-        (folder / "model.safetensors").touch()
-    for folder in (left, used):
-        os.utime(folder, (0, 0))
-    with alone_in(used, RuntimeError()):
-        remove_remains(tmp_path)
-    assert (left.exists(), used.exists(), new.exists()) == (False, True, True)
+    assert not Path(folder).exists()
 
 
 def test_run_with_a_worker_measures_its_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm, "WORKER", WORKER)
     monkeypatch.setattr(vllm, "find_python", lambda named: Path(fast_python()))
-    monkeypatch.setattr(vllm, "expect_vllm", lambda python: None)
     monkeypatch.setattr(vllm, "expect_supported", lambda name, policy: None)
     recipe = load_recipe(
         TOY,
@@ -210,6 +194,5 @@ def test_unusable_options_are_rejected_by_name(policy, overrides, message) -> No
 
 def test_unsupported_head_size_is_rejected_by_name(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm, "find_python", lambda named: Path(fast_python()))
-    monkeypatch.setattr(vllm, "expect_vllm", lambda python: None)
     with pytest.raises(ConfigError, match=r"from policy words on the CPU: .*, got 8; set .*name=local"):
         attach_samplers({"words": policy}, Config())

@@ -5,19 +5,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
 from creditflow.errors import CreditflowError
 
-_LOOK_S = 0.5
-"""Seconds between two checks that the worker is alive."""
-_SAY_EVERY_S = 30.0
-"""Seconds between two lines while a worker starts."""
 _TAIL = 20
 """Lines of the log in an error message."""
 
@@ -27,19 +22,19 @@ class SamplerError(CreditflowError):
 
 
 class Worker:
-    """A process that answers JSON messages (`vllm_worker`); its output goes to the file `log`.
+    """A process that answers JSON messages (`vllm_worker`); its output goes to a log in `folder`.
 
-    It ends with this object, and with this process however that ends.
+    It ends with this object, and with this process however that ends. If this process is killed, it removes `folder`.
     """
 
-    def __init__(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
-        self.name, self.log = name, log
+    def __init__(self, name: str, command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
+        self.name, self.log = name, folder / "worker.log"
         self._connection, theirs = Pipe()
         try:
-            with log.open("ab") as output:
+            with self.log.open("ab") as output:
                 # Its own session: Ctrl-C reaches this process alone, which then ends the worker.
                 self.process = subprocess.Popen(
-                    [*command, str(theirs.fileno()), str(os.getpid())],
+                    [*command, str(theirs.fileno()), str(os.getpid()), str(folder)],
                     stdin=subprocess.PIPE,
                     stdout=output,
                     stderr=output,
@@ -53,56 +48,23 @@ class Worker:
             theirs.close()
         self._end = weakref.finalize(self, _end, self.process)
 
-    def start(self, options: Mapping[str, Any], timeout_s: float, say: Callable[[str], None]) -> None:
-        """Send `start` and wait for its reply; `say` receives a line every half minute.
-
-        Raises SamplerError after `timeout_s` seconds, or if the worker fails.
-        """
-        began = said = time.monotonic()
-        self._send({"kind": "start", "options": options})
-        while not self._answered():
-            now = time.monotonic()
-            if now - began > timeout_s:
+    def call(self, kind: str, timeout_s: float | None = None, **message: Any) -> dict[str, Any]:
+        """Send a message and return the reply. Raises SamplerError if the worker fails, ends or takes too long."""
+        try:
+            self._connection.send_bytes(json.dumps({"kind": kind, **message}).encode())
+            if not self._connection.poll(timeout_s):
                 self.end()
                 raise SamplerError(f"{self.name}: not ready after {timeout_s:g} s{self._tail()}")
-            if now - said > _SAY_EVERY_S:
-                said = now
-                say(f"{self.name}: still starting after {now - began:.0f} s")
-        self._receive()
-        say(f"{self.name}: ready after {time.monotonic() - began:.0f} s")
-
-    def call(self, kind: str, **message: Any) -> dict[str, Any]:
-        """Send a message and return the reply. Raises SamplerError if the worker fails or ends."""
-        self._send({"kind": kind, **message})
-        while not self._answered():
-            pass
-        return self._receive()
-
-    def end(self) -> None:
-        """End the worker."""
-        self._end()
-
-    def _send(self, message: Mapping[str, Any]) -> None:
-        try:
-            self._connection.send_bytes(json.dumps(message).encode())
-        except OSError as error:
-            raise self._ended() from error
-
-    def _answered(self) -> bool:
-        """Wait for a reply for a moment; whether one can be read."""
-        try:
-            return self._connection.poll(_LOOK_S)
-        except OSError as error:
-            raise self._ended() from error
-
-    def _receive(self) -> dict[str, Any]:
-        try:
             reply: dict[str, Any] = json.loads(self._connection.recv_bytes())
         except (EOFError, OSError) as error:
             raise self._ended() from error
         if "error" in reply:
             raise SamplerError(f"{self.name}: {reply['error']}{self._tail()}")
         return reply
+
+    def end(self) -> None:
+        """End the worker."""
+        self._end()
 
     def _ended(self) -> SamplerError:
         try:

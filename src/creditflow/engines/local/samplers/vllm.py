@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from creditflow._utils.files import alone_in
-from creditflow._utils.progress import Reporter
+from creditflow._utils.progress import Reporter, phase
 from creditflow.config import Config
-from creditflow.engines.local.planning import cache_numbers, head_size
+from creditflow.engines.local.planning import cache_numbers, head_size, memory_limit
 from creditflow.engines.local.policy import Policy
 from creditflow.engines.local.samplers import vllm_worker
 from creditflow.engines.local.samplers.process import Worker
@@ -42,10 +38,9 @@ _OURS = {
 }  # fmt: skip
 """vLLM's options that this sampler sets."""
 _CACHE_SHARE = 8
-"""The key-value cache takes at most this part of the machine's memory."""
+"""The key-value cache takes at most this part of the device's memory."""
 WORKER = Path(vllm_worker.__file__)
 PREFIX = "creditflow-weights-"
-_NEW_SECONDS = 60.0
 
 
 class VllmSampler:
@@ -59,7 +54,6 @@ class VllmSampler:
         *,
         threads: int = 0,
         timeout_s: float = _START_S,
-        say: Callable[[str], None] | None = None,
     ) -> None:
         self.name = f"vLLM for policy {name}"
         self.options = dict(options)
@@ -68,7 +62,8 @@ class VllmSampler:
         self.reloads = 0
         """The number of times that changed weights were sent."""
         self._command, self._threads, self._timeout_s = command, threads, timeout_s
-        self._say = say or Reporter().say
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        """The worker's folder, with room for the weights."""
         self._worker: Worker | None = None
         self._loaded: object = None
 
@@ -106,15 +101,12 @@ class VllmSampler:
     def sync(self, policy: Policy) -> Worker:
         """Start the worker, or send it the policy's weights if they are not the ones that it holds."""
         state = policy.weights_state()
-        if self._worker is not None and state == self._loaded:
-            return self._worker
         if self._worker is None:
             self._worker = self._start(policy)
-        else:
+        elif state != self._loaded:
             self._loaded = None
-            with _folder(policy) as folder:
-                policy.export(folder)
-                self._worker.call("load", files=[str(file) for file in sorted(Path(folder).glob("*.safetensors"))])
+            with self._exported(policy) as files:
+                self._worker.call("load", files=files)
             self.reloads += 1
         self._loaded = state
         return self._worker
@@ -123,21 +115,26 @@ class VllmSampler:
         """End the worker."""
         if self._worker is not None:
             self._worker.end()
-        self._worker = self._loaded = None
+        self._worker = self._loaded = self._folder = None
 
     def _start(self, policy: Policy) -> Worker:
-        # The folder stays while the worker runs: vLLM may read its configuration again.
-        held = ExitStack()
-        folder = held.enter_context(_folder(policy))
-        weakref.finalize(self, held.close)
-        policy.export(folder)
-        log = Path(folder) / "worker.log"
-        self._say(f"{self.name}: starting, which may take a minute")
-        worker = Worker(self.name, self._command, log, _environment(self._threads))
-        worker.start({"model": folder, **self.options}, self._timeout_s, self._say)
-        for file in Path(folder).glob("*.safetensors"):
-            file.unlink()
+        self._folder = tempfile.TemporaryDirectory(prefix=PREFIX, dir=_root(policy), ignore_cleanup_errors=True)
+        folder = self._folder.name
+        Reporter().say(f"{self.name}: starting, which may take a minute")
+        with phase(f"{self.name}: starting"), self._exported(policy):
+            worker = Worker(self.name, self._command, Path(folder), _environment(self._threads))
+            worker.call("start", self._timeout_s, options={"model": folder, **self.options})
         return worker
+
+    @contextmanager
+    def _exported(self, policy: Policy) -> Iterator[list[str]]:
+        """Write the policy's weights to the worker's folder while it reads them."""
+        assert self._folder is not None
+        policy.export(self._folder.name)
+        files = sorted(Path(self._folder.name).glob("*.safetensors"))
+        yield [str(file) for file in files]
+        for file in files:
+            file.unlink()
 
 
 def attach_samplers(policies: Mapping[str, Policy], config: Config) -> None:
@@ -149,10 +146,8 @@ def attach_samplers(policies: Mapping[str, Policy], config: Config) -> None:
     if own := sorted(_OURS & settings.keys()):
         raise ConfigError(f"{KEY}.{own[0]}: expected options that creditflow does not set itself; leave it out")
     python = find_python(settings.get("python"))
-    expect_vllm(python)
-    samplers: dict[int, VllmSampler] = {}
     for name, policy in policies.items():
-        if id(policy) in samplers:  # frozen policies of one model are one object
+        if policy.sampler is not None:  # frozen policies of one model are one object
             continue
         expect_supported(name, policy)
         options: dict[str, Any] = {
@@ -167,7 +162,7 @@ def attach_samplers(policies: Mapping[str, Policy], config: Config) -> None:
             options["kv_cache_memory_bytes"] = cache_bytes(
                 policy, options["max_model_len"], rollout.max_num_seqs, 4 if options["dtype"] == "float32" else 2
             )
-        samplers[id(policy)] = policy.sampler = VllmSampler(
+        policy.sampler = VllmSampler(
             name,
             [str(python), "-I", str(WORKER)],
             options,
@@ -179,25 +174,16 @@ def attach_samplers(policies: Mapping[str, Policy], config: Config) -> None:
 def find_python(named: object = None) -> Path:
     """The Python of an environment with vLLM: the named one, that of `make vllm`, or this one.
 
-    Raises ConfigError if none is found.
+    Raises ConfigError if it has no vLLM, which is not imported: that takes many seconds.
     """
-    if named is not None:
-        path = Path(str(named)).expanduser()
-        if not path.is_file():
-            raise ConfigError(f"{KEY}.python: expected the Python of an environment with vLLM, got {named}: {_HOW}")
-        return path.absolute()
-    if DEFAULT_PYTHON.is_file():
-        return DEFAULT_PYTHON
-    if importlib.util.find_spec("vllm") is not None:
-        return Path(sys.executable)
-    raise ConfigError(f"{NAME_KEY}: vllm needs an environment with vLLM, found none at {DEFAULT_PYTHON}: {_HOW}")
-
-
-def expect_vllm(python: Path) -> None:
-    """Raise ConfigError if the Python has no vLLM. Does not import it, which takes many seconds."""
+    default = DEFAULT_PYTHON if DEFAULT_PYTHON.is_file() else Path(sys.executable)
+    python = default if named is None else Path(str(named)).expanduser()
+    if not python.is_file():
+        raise ConfigError(f"{KEY}.python: expected the Python of an environment with vLLM, got {named}: {_HOW}")
     code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
     if subprocess.run([python, "-I", "-c", code], check=False, capture_output=True).returncode:
         raise ConfigError(f"{KEY}.python: expected an environment with vLLM, got {python}, which has none: {_HOW}")
+    return python.absolute()
 
 
 def expect_supported(name: str, policy: Policy) -> None:
@@ -211,14 +197,13 @@ def expect_supported(name: str, policy: Policy) -> None:
 
 
 def cache_bytes(policy: Policy, context: int, rows: int, bytes_per_number: int) -> int:
-    """The memory of the key-value cache: `rows` sequences of `context` tokens, or an eighth of the machine's memory.
+    """The memory of the key-value cache: `rows` sequences of `context` tokens, or an eighth of the device's memory.
 
-    At least one sequence; rows beyond the cache wait. The result depends on the machine, not on its load.
+    At least one sequence; rows beyond the cache wait. The result depends on the device, not on its load.
     """
     block = 128 * cache_numbers(policy.model) * bytes_per_number  # vLLM's largest block on the CPU
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _CACHE_SHARE
     row = (context // 128 + 2) * block
-    return max(row, min(rows * row, machine))
+    return max(row, min(rows * row, memory_limit(policy.device) // _CACHE_SHARE))
 
 
 def _seed(key: Iterable[int]) -> int:
@@ -226,34 +211,12 @@ def _seed(key: Iterable[int]) -> int:
     return int(np.random.SeedSequence(tuple(key)).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-@contextmanager
-def _folder(policy: Policy) -> Iterator[str]:
-    """A temporary folder with room for the weights; removes those that killed processes left there."""
-    root = _weights_root(policy) or tempfile.gettempdir()
-    remove_remains(Path(root))
-    with (
-        tempfile.TemporaryDirectory(prefix=PREFIX, dir=root, ignore_cleanup_errors=True) as folder,
-        alone_in(Path(folder), RuntimeError(f"{folder} is new, and yet in use")),
-    ):
-        yield folder
-
-
-def remove_remains(root: Path) -> None:
-    """Remove the folders of weights that no living process holds. New ones are kept: their lock may follow."""
-    for folder in root.glob(f"{PREFIX}*"):
-        with suppress(OSError, BlockingIOError):  # another user's, in use, or removed meanwhile
-            if time.time() - folder.stat().st_mtime > _NEW_SECONDS:
-                with alone_in(folder, BlockingIOError()):
-                    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _weights_root(policy: Policy) -> str | None:
+def _root(policy: Policy) -> str | None:
     """A folder in memory with room for the weights, else None: the system's folder for temporary files."""
     shared = Path("/dev/shm")
     size = sum(weight.nbytes for weight in policy.model.parameters())
-    if shared.is_dir() and os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > 1.2 * size:
-        return str(shared)
-    return None
+    has_room = os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > 1.2 * size
+    return str(shared) if has_room else None
 
 
 def _environment(threads: int) -> dict[str, str]:

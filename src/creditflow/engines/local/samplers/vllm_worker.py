@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import sys
 import threading
 import traceback
@@ -108,32 +109,28 @@ def _repack_heads(model: Any) -> None:
 
 def serve(connection: Connection, engine_of: Any) -> None:
     """Serve the parent's requests until it closes the connection. `engine_of(options)` makes the engine."""
-    engine: Engine | None = None
+    engine: Any = None
     while True:
         try:
             message = json.loads(connection.recv_bytes())
         except EOFError:
             return
+        reply: dict[str, Any] = {}
         try:
-            kind = message["kind"]
-            reply: dict[str, Any] = {"done": kind}
-            if kind == "start":
-                engine = engine_of(message["options"])
-            elif engine is None:
-                raise RuntimeError("expected start as the first message")
-            elif kind == "load":
-                engine.load(message["files"])
-            elif kind == "generate":
-                reply["generations"] = engine.generate(message["requests"], message["eos_ids"])
-            else:
-                raise RuntimeError(f"expected start, load or generate, got {kind!r}")
+            match message["kind"]:
+                case "start":
+                    engine = engine_of(message["options"])
+                case "load":
+                    engine.load(message["files"])
+                case "generate":
+                    reply["generations"] = engine.generate(message["requests"], message["eos_ids"])
         except Exception as error:  # sent to the parent, which raises
             traceback.print_exc()
             reply = {"error": f"{type(error).__name__}: {error}"}
         connection.send_bytes(json.dumps(reply).encode())
 
 
-def exit_with_parent(parent: int) -> None:
+def exit_with_parent(parent: int, folder: str) -> None:
     """End this process as soon as its parent has ended or closed this process's standard input."""
 
     def watch() -> None:
@@ -141,18 +138,26 @@ def exit_with_parent(parent: int) -> None:
             readable, _, _ = select.select([sys.stdin], [], [], _LOOK_S)
             if readable and not os.read(sys.stdin.fileno(), 1):
                 break
-        os._exit(1)
+        _exit(folder)
 
     threading.Thread(target=watch, daemon=True).start()
 
 
+def _exit(folder: str) -> None:
+    """End this process at once: some of vLLM's libraries print pages about leaks when they are torn down."""
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)
+
+
 def main(engine_of: Any) -> None:
-    """Run the worker: its arguments are the connection's file descriptor and the parent's process id."""
-    descriptor, parent = map(int, sys.argv[1:])
-    exit_with_parent(parent)
-    serve(Connection(descriptor), engine_of)
-    sys.stdout.flush()
-    os._exit(0)  # some of vLLM's libraries print pages about leaks when they are torn down
+    """Run the worker.
+
+    Its arguments are the connection's file descriptor, the parent's process id, and the folder to remove at the end.
+    """
+    descriptor, parent, folder = sys.argv[1:]
+    exit_with_parent(int(parent), folder)
+    serve(Connection(int(descriptor)), engine_of)
+    _exit(folder)
 
 
 if __name__ == "__main__":
