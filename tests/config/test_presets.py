@@ -5,7 +5,7 @@ import pytest
 from creditflow.config import load_recipe, recipe_of_dict
 from creditflow.config.algorithm import rule_options
 from creditflow.config.presets import PRESETS, preset_text
-from creditflow.engines.base import expect_capabilities
+from creditflow.engines.base import expect_supported
 from creditflow.errors import ConfigError
 from tests.cli.commands import creditflow
 from tests.paths import TOY
@@ -28,7 +28,7 @@ def test_preset_sets_its_options(tmp_path, name):
     (record := tmp_path / "record.yaml").write_text(loaded.to_yaml())
     assert load_recipe(record).config.algorithm == loaded.config.algorithm
     if name != "mappo":  # a verl worker receives rows
-        expect_capabilities(loaded.config, "verl", set())
+        expect_supported(loaded.config, "verl")
 
 
 CONTRADICTION = "group_by: got 'task', but algorithm.preset: dr_mas sets"
@@ -67,10 +67,10 @@ def test_preset_accepts_equal_options_and_null(tmp_path):
     assert (algorithm.preset, algorithm.group_by) == (None, "task")
 
 
-def test_engine_without_capabilities_refuses_by_name(tmp_path):
+def test_other_engine_refuses_local_options_by_name(tmp_path):
     config = load_recipe(recipe(tmp_path, "{preset: mappo}")).config
     with pytest.raises(ConfigError, match=r"critic.context: trajectory is for --engine .*; bare does not support it"):
-        expect_capabilities(config, "bare", set())
+        expect_supported(config, "bare")
 
 
 def test_check_prints_the_options_of_the_preset():

@@ -15,7 +15,7 @@ DUMMY = '''
 import asyncio
 from creditflow.data import Step, Trajectory, TrajectoryBatch
 from creditflow.cli import app
-from creditflow.engines.base import Capability, CheckResult, Engine
+from creditflow.engines.base import CheckResult, Engine
 from creditflow.engines.common.components import build_components
 from creditflow.engines.common.run import FINISHED, create_folder, run_facts, run_path
 from creditflow.monitoring import Evaluation
@@ -37,9 +37,9 @@ def echo(components, tasks, n, key):
 
 class EchoEngine(Engine):
     name = "dummy"
-    capabilities = frozenset({Capability.ROLLOUTS})
+    rolls_out = True
 
-    def train(self, recipe, options, reporter):
+    def train(self, recipe, options, reporter, make_report=None):
         components = build_components(recipe)
         folder = create_folder(recipe, run_path(recipe), run_facts(recipe, self.name, ()), reporter)
         folder.write_text(FINISHED, self.evaluate(components, reporter).to_json())

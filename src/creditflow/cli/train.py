@@ -54,23 +54,20 @@ def train(
     options = context.meta.get(_AFTER_DASHES)
     loaded = load_recipe(recipe, overrides or [])
     with reporter.bar(f"loading {loaded.name}", announce=not dry_run, keep=False):
-        from creditflow.engines.base import Capability, expect_capabilities, find_engine
+        from creditflow.engines.base import expect_supported, find_engine
 
         chosen = find_engine(engine)
-    if Capability.OWN_OPTIONS not in chosen.capabilities and (dry_run or options is not None):
+    if not chosen.has_options and (dry_run or options is not None):
         raise ConfigError(f"{'--dry-run' if dry_run else '--'}: is for verl's configuration; add --engine verl")
     if dry_run:
         print(chosen.configuration(loaded, options or (), reporter), end="")
         return
-    expect_capabilities(loaded.config, chosen.name, chosen.capabilities)
+    expect_supported(loaded.config, chosen.name)
     for line in credit_lines(loaded.config):
         reporter.say(line)
     for notice in loaded.notices:
         reporter.say(f"notice: {notice}")
-    if Capability.TRACKED_REPORT in chosen.capabilities:
-        folder = chosen.train(loaded, options or (), reporter, make_report=_make_report)  # type: ignore[call-arg]
-    else:
-        folder = chosen.train(loaded, options or (), reporter)
+    folder = chosen.train(loaded, options or (), reporter, _make_report)
     console = results_console()
     file = folder.path / "evaluation.json"
     if file.exists():

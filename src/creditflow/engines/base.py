@@ -8,9 +8,8 @@ distributions add engines by entry points of group `creditflow.engines`: the nam
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from operator import attrgetter
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from creditflow.engines.common.rollouts import total_steps
 from creditflow.engines.models.folders import model_folder
 from creditflow.errors import ConfigError
 from creditflow.monitoring import Evaluation
+from creditflow.monitoring.trackers.base import MakeReport
 from creditflow.registry import Registry
 from creditflow.rewards import ScoringReport
 from creditflow.runs import RunFolder
@@ -29,28 +29,8 @@ from creditflow.runs import RunFolder
 DEFAULT = "local"
 
 
-class Capability(StrEnum):
-    """A feature that not every engine has."""
-
-    ROLLOUTS = "rollouts without training"
-    """`check` and `evaluate` are implemented."""
-    AUDIT = "audits in training"
-    """It continues recorded trajectories from single decisions (`audit.every`)."""
-    CRITIC_CONTEXT = "a critic that reads the whole trajectory"
-    """`critic.context: trajectory`."""
-    FALLBACK_ADAPTERS = "adapters in the fallback"
-    """`guard.fallback.trainable: lora`."""
-    TRACKED_REPORT = "reports in trackers"
-    """`train` takes `make_report`, and sends the report of a finished run to its trackers."""
-    OWN_OPTIONS = "options of its own"
-    """It reads the arguments after `--`, and `configuration` is implemented."""
-
-
-CAPABILITY_OPTIONS = {
-    "critic.context": (("trajectory",), Capability.CRITIC_CONTEXT),
-    "guard.fallback.trainable": (("lora",), Capability.FALLBACK_ADAPTERS),
-}
-"""Recipe options, and their values that need a capability."""
+LOCAL_OPTIONS = ("critic.context", "guard.fallback.trainable", "audit.every")
+"""Options that only the default engine has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,19 +73,23 @@ class CheckResult:
 
 
 class Engine(ABC):
-    """A sampler and trainer. A subclass implements `train`, and what its `capabilities` promise."""
+    """A sampler and trainer. A subclass implements `train`, and what its attributes promise."""
 
     name: str
     """The name on the command line and in `run.json`."""
-    capabilities: frozenset[Capability] = frozenset()
+    rolls_out = False
+    """Whether `check` and `evaluate` are implemented. If not, the default engine runs them."""
+    has_options = False
+    """Whether it reads the arguments after `--`, and `configuration` is implemented."""
 
     @abstractmethod
-    def train(self, recipe: Recipe, options: Sequence[str], reporter: Reporter) -> RunFolder:
+    def train(
+        self, recipe: Recipe, options: Sequence[str], reporter: Reporter, make_report: MakeReport | None = None
+    ) -> RunFolder:
         """Train the recipe, or resume its run; returns the run's folder.
 
-        `options`: the arguments after `--`, empty without `Capability.OWN_OPTIONS`. With `Capability.TRACKED_REPORT`
-        it also takes `make_report` (`monitoring.trackers.base.MakeReport`). Raises InputError on bad input, before
-        anything is written, and CreditflowError if training failed.
+        `options`: the arguments after `--`. `make_report`: makes the report of the finished run for its trackers.
+        Raises InputError on bad input, before anything is written, and CreditflowError if training failed.
         """
 
     def total_steps(self, components: Components) -> int:
@@ -126,19 +110,19 @@ class Engine(ABC):
 
     def expect_trainable(self, recipe: Recipe, reporter: Reporter) -> None:
         """Raise ConfigError if this engine cannot train the recipe; print its warnings. Starts and writes nothing."""
-        expect_capabilities(recipe.config, self.name, self.capabilities)
+        expect_supported(recipe.config, self.name)
 
     def check(self, components: Components, n_tasks: int) -> CheckResult:
         """Roll out and score the first `n_tasks` training tasks. Loads all models as for training."""
-        raise NotImplementedError(f"engine {self.name}: {Capability.ROLLOUTS}")
+        raise NotImplementedError(f"engine {self.name}: rollouts without training")
 
     def evaluate(self, components: Components, reporter: Reporter) -> Evaluation:
         """Evaluate the recipe's models on its validation tasks."""
-        raise NotImplementedError(f"engine {self.name}: {Capability.ROLLOUTS}")
+        raise NotImplementedError(f"engine {self.name}: rollouts without training")
 
     def configuration(self, recipe: Recipe, options: Sequence[str], reporter: Reporter) -> str:
         """The engine's own configuration of a run as text, checked; starts and writes nothing."""
-        raise NotImplementedError(f"engine {self.name}: {Capability.OWN_OPTIONS}")
+        raise NotImplementedError(f"engine {self.name}: options of its own")
 
 
 ENGINES: Registry[Engine] = Registry("--engine", group="creditflow.engines", record=Engine)
@@ -165,18 +149,11 @@ def sampling_engine(engine: Engine) -> Engine:
 
     Both use the same workflow, rewards and credit.
     """
-    return engine if Capability.ROLLOUTS in engine.capabilities else find_engine(DEFAULT)
+    return engine if engine.rolls_out else find_engine(DEFAULT)
 
 
-def expect_capabilities(config: Config, name: str, capabilities: Collection[Capability]) -> None:
-    """Raise ConfigError for an option that needs a capability which the engine `name` lacks."""
-    unsupported = [
-        key
-        for key, (values, capability) in CAPABILITY_OPTIONS.items()
-        if capability not in capabilities and attrgetter(key)(config) in values
-    ]
-    if config.audit.every and Capability.AUDIT not in capabilities:
-        unsupported.append("audit.every")
-    if unsupported:
-        value = attrgetter(unsupported[0])(config)
-        raise ConfigError(f"{unsupported[0]}: {value} is for --engine {DEFAULT}; {name} does not support it")
+def expect_supported(config: Config, name: str) -> None:
+    """Raise ConfigError for an option that only the default engine has, and not the engine `name`."""
+    for key in LOCAL_OPTIONS if name != DEFAULT else ():
+        if (value := attrgetter(key)(config)) != attrgetter(key)(Config()):
+            raise ConfigError(f"{key}: {value} is for --engine {DEFAULT}; {name} does not support it")

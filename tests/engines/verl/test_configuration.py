@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from creditflow._utils.progress import Reporter
 from creditflow.config import Config, leaves, load_recipe, with_options
-from creditflow.engines.base import CAPABILITY_OPTIONS
+from creditflow.engines.base import LOCAL_OPTIONS
 from creditflow.engines.verl import configuration, options
 from creditflow.engines.verl.checks import validate
 from creditflow.engines.verl.configuration import compose
@@ -81,7 +81,7 @@ def test_every_recipe_option_is_mapped_or_own():
 
     for key, _ in leaves(Config().model_dump()):
         ours = any(key == own or key.startswith(f"{own}.") for own in OURS)
-        unsupported = key in {*options.LOCAL, *CAPABILITY_OPTIONS}
+        unsupported = key in {*options.LOCAL, *LOCAL_OPTIONS}
         assert key in followed or unsupported or ours, key
 
 

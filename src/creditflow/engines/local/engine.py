@@ -10,7 +10,7 @@ from pathlib import Path
 from creditflow._utils.progress import Reporter, phase
 from creditflow.config import Recipe, trained_policies
 from creditflow.data import Trajectory, TrajectoryBatch
-from creditflow.engines.base import Capability, CheckResult, Engine
+from creditflow.engines.base import CheckResult, Engine
 from creditflow.engines.common.components import Components
 from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.local.policy_set import PolicySet
@@ -33,7 +33,7 @@ class LocalEngine(Engine):
     """A run in this process."""
 
     name = NAME
-    capabilities = frozenset(set(Capability) - {Capability.OWN_OPTIONS})
+    rolls_out = True
 
     def train(
         self, recipe: Recipe, options: Sequence[str], reporter: Reporter, make_report: MakeReport | None = None

@@ -20,10 +20,10 @@ from pydantic import StrictBool, StrictFloat, StrictInt
 
 from creditflow._utils.sections import Text, checked
 from creditflow.config import Config, lora_rank_of, model_of, trained_policies
-from creditflow.engines.base import expect_capabilities
+from creditflow.engines.base import expect_supported
 from creditflow.engines.verl.options import LOCAL, MICRO_BATCHES, MODES, REFUSED, SEPARATE
 from creditflow.engines.verl.policies import policy_configs, rollout_devices
-from creditflow.engines.verl.recipe import CAPABILITIES, NAME
+from creditflow.engines.verl.recipe import NAME
 from creditflow.errors import ConfigError, did_you_mean, first_line
 
 _LOCAL_LOSS = "traj-mean-step-mean"
@@ -34,7 +34,7 @@ _ONE_POLICY = ("trtllm",)
 
 def expect_for_verl(config: Config) -> None:
     """Raise ConfigError for options and values of a recipe that only the embedded engine supports."""
-    expect_capabilities(config, NAME, CAPABILITIES)
+    expect_supported(config, NAME)
     for key, instead in LOCAL.items():
         if (value := attrgetter(key)(config)) != attrgetter(key)(Config()):
             raise ConfigError(f"{key}: {value} is for --engine local; {instead}")

@@ -8,7 +8,7 @@ from creditflow._utils.progress import Reporter
 from creditflow.config import Recipe
 from creditflow.engines.base import Engine
 from creditflow.engines.verl import launch
-from creditflow.engines.verl.recipe import CAPABILITIES, NAME
+from creditflow.engines.verl.recipe import NAME
 from creditflow.monitoring.trackers.base import MakeReport
 from creditflow.runs import RunFolder
 
@@ -17,7 +17,7 @@ class VerlEngine(Engine):
     """A run on a Ray cluster; see `launch.launch`. The arguments after `--` are verl's, in Hydra's language."""
 
     name = NAME
-    capabilities = CAPABILITIES
+    has_options = True
 
     def train(
         self, recipe: Recipe, options: Sequence[str], reporter: Reporter, make_report: MakeReport | None = None

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from creditflow.config import Config, Recipe, recipe_of_dict
-from creditflow.engines.base import Capability
 
 NAME = "verl"
 """The engine's name, in `run.json` and on the command line."""
-CAPABILITIES = frozenset({Capability.OWN_OPTIONS, Capability.TRACKED_REPORT})
 KEY = "creditflow"
 """The recipe's top-level key in verl's configuration."""
 
