@@ -24,6 +24,7 @@ from creditflow.engines.local.decisions import (
     measure_decisions,
 )
 from creditflow.engines.local.fidelity import decision_candidates
+from creditflow.engines.local.policy_set import PolicySet
 from creditflow.engines.local.trainer import train
 from creditflow.engines.local.values import fidelity
 from creditflow.errors import ConfigError, TooManyFailedScores
@@ -64,7 +65,7 @@ def components() -> Components:
 
 
 async def recorded_team(components: Components, n: int) -> list[Trajectory]:
-    rollouts = MeasuringRollouts(components, None)
+    rollouts = MeasuringRollouts(components, PolicySet({}, {}, {}))
     task = build_components(load_recipe(TOY)).train_tasks[0]
     jobs = [Rollout(task, "u", f"t{k}", (0, k)) for k in range(n)]
     sampling = components.sampling
@@ -75,7 +76,7 @@ async def recorded_team(components: Components, n: int) -> list[Trajectory]:
 
 async def measured(components: Components, trajectories: list[Trajectory], k: int, key: int) -> MeasuredDecisions:
     batch = TrajectoryBatch.from_trajectories(trajectories)
-    rollouts = MeasuringRollouts(components, None)
+    rollouts = MeasuringRollouts(components, PolicySet({}, {}, {}))
     chosen = ChosenDecisions(np.arange(batch.n_steps), 1.0)
     async with components.rewards.open({}):
         return await measure_decisions(rollouts, batch, trajectories, chosen, k, (key,))

@@ -89,7 +89,7 @@ def test_all_linear_adapts_the_layers_of_gpt2(tmp_path: Path):
     ids = torch.arange(1, 30)[None]
     with torch.no_grad(), adapter.in_force():
         live = adapter.model(ids).logits
-    policy.with_adapter(adapter).save_merged(tmp_path / "merged")
+    policy.with_adapter(adapter).export(tmp_path / "merged")
     merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
     with torch.no_grad():
         torch.testing.assert_close(merged(ids).logits, live, atol=1e-5, rtol=1e-5)

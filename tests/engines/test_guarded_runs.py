@@ -263,10 +263,9 @@ def test_fallback_trains_adapters_on_the_named_layers(adapted) -> None:
     events = [event for event in read_events(adapted) if event["rule"] == "fallback"]
     assert [(e["what"], e["step"]) for e in events] == [
         ("adapters alone are trained", fired),
-        ("measured", fired + 1),
         ("all weights again", recovered),
     ]
-    assert events[1]["numbers"].keys() == {"before", "after"}
+    assert events[0]["numbers"].keys() == {"before"}
     before, during, after = (weights(adapted, step) for step in (fired, recovered - 1, recovered + 1))
     changed = {name for name in before if not torch.equal(before[name], during[name])}
     assert changed

@@ -103,11 +103,11 @@ def build_components(recipe: Recipe, *, training: bool = True, tasks: bool = Tru
         workflow=workflow,
         agents=_agents(config, folder),
         chat_clients={
-            name: chat_client(f"policies.{name}.endpoint", policy, policy.endpoint)
+            name: _chat_client(name, policy, policy.endpoint)
             for name, policy in config.policies.items()
             if policy.endpoint is not None
         },
-        rewards=reward_manager(functions, config),
+        rewards=_reward_manager(functions, config),
         stratum=_stratum(config.algorithm.strata, recipe),
     )
 
@@ -149,16 +149,13 @@ def _agents(config: Config, folder: Path) -> dict[str, AgentSpec]:
     return agents
 
 
-def chat_client(key: str, policy: PolicyConfig, section: EndpointConfig) -> FrozenModel:
-    """The client of a model behind an endpoint. Opens no connection. Raises ConfigError if it cannot be used.
-
-    `key`: the option to name in the error.
-    """
+def _chat_client(name: str, policy: PolicyConfig, section: EndpointConfig) -> FrozenModel:
+    """The client of a model behind an endpoint. Opens no connection. Raises ConfigError if it cannot be used."""
     try:
         expect_packages()
         expect_set(section.api_key_env)
     except ValueError as error:
-        raise ConfigError(f"{key}: {error}") from error
+        raise ConfigError(f"policies.{name}.endpoint: {error}") from error
     return FrozenModel(
         Endpoint(
             url=section.base_url.rstrip("/"),
@@ -195,7 +192,7 @@ def _tasks(recipe: Recipe, training: bool) -> tuple[Sequence[Task], Sequence[Tas
     return train_tasks, val_tasks
 
 
-def reward_manager(functions: Sequence[RewardFunction], config: Config) -> RewardManager:
+def _reward_manager(functions: Sequence[RewardFunction], config: Config) -> RewardManager:
     """The manager of reward functions, with the options of the section `reward`."""
     section = config.reward
     options = BackendOptions(

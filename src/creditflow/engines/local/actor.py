@@ -98,6 +98,11 @@ def fill_reference_logprobs(
 class Actor:
     """A policy, its optimizer and, for the KL loss or a reward function, its frozen reference."""
 
+    size_key = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+    """The option of `max_tokens`."""
+    most_tokens = MOST
+    """The largest derived `max_tokens`."""
+
     def __init__(
         self,
         policy: Policy,
@@ -121,6 +126,11 @@ class Actor:
         self._learning = (optim or config.optim, config.grad_clip, schedule)
         self.learner = Learner(policy.parameters, *self._learning)
         self._whole: Policy | None = None
+
+    @property
+    def forward(self) -> Forward:
+        """The policy's forward pass."""
+        return self.policy.forward
 
     @property
     def narrowed(self) -> bool:

@@ -61,7 +61,8 @@ def _fill(folder: Path, step: int, policy_set: PolicySet, state: Mapping[str, An
         weights = folder if len(policy_set.actors) == 1 else folder / name
         weights.mkdir(exist_ok=True)
         if actor.narrowed:
-            actor.policy.save_merged(weights)  # for export; resuming needs base and adapter separately
+            actor.policy.export(weights)  # resuming needs base and adapter separately
+            actor.policy.tokenizer.save_pretrained(weights)
             save_model(actor.policy.model, str(own / f"{name}-narrowed.safetensors"))
         else:
             actor.policy.save(weights)

@@ -33,6 +33,11 @@ from creditflow.engines.local.planning import MOST_OF_CRITIC
 class Critic:
     """A value model and its optimizer. The model is a transformers backbone with one output per token."""
 
+    size_key = "critic.ppo_max_token_len_per_gpu"
+    """The option of `max_tokens`."""
+    most_tokens = MOST_OF_CRITIC
+    """The largest derived `max_tokens`."""
+
     def __init__(self, model: Any, config: CriticConfig, schedule: Schedule = ENDLESS) -> None:
         self.model = model.eval()
         self.config = config

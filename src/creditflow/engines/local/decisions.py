@@ -40,11 +40,9 @@ AFTER, BEFORE = 0, 1
 class MeasuringRollouts:
     """Runs rollouts on one scheduler and scores their outcomes. They only measure, and are not trained on."""
 
-    def __init__(self, components: Components, policy_set: PolicySet | None) -> None:
-        """`policy_set`: None if all policies are behind endpoints."""
+    def __init__(self, components: Components, policy_set: PolicySet) -> None:
         self.components, self._policy_set = components, policy_set
-        policies = {} if policy_set is None else policy_set.policies
-        clients: dict[str, ModelClient | ChatClient] = {**policies, **components.chat_clients}
+        clients: dict[str, ModelClient | ChatClient] = {**policy_set.policies, **components.chat_clients}
         self.scheduler = Scheduler(clients, components.recipe.config.actor_rollout_ref.rollout.max_num_seqs)
         self.first_failure = ""
         """The reason of the first rollout or score that failed."""
@@ -58,8 +56,7 @@ class MeasuringRollouts:
         """Run and score P rollouts; returns them and their common outcomes [P], NaN where one failed."""
         components = self.components
         trajectories = await complete(together(running, self.scheduler), components)
-        if self._policy_set is not None:
-            fill_references(components, self._policy_set, trajectories)
+        fill_references(components, self._policy_set, trajectories)
         report = await components.rewards.score(trajectories, outcome_only=True, max_failed_frac=1.0)
         # A truncated rollout has an outcome, whether or not truncated trajectories are trained.
         outcome_N = common_outcomes(TrajectoryBatch.from_trajectories(trajectories), mask_truncated=False)

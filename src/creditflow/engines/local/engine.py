@@ -61,7 +61,7 @@ class LocalEngine(Engine):
         recipe = components.recipe
         with phase("loading models"):
             policy_set = PolicySet.from_recipe(recipe, steps=1, keep_reference=components.rewards.needs_reference)
-        memory = policy_set.memory_estimates(recipe.config)
+        memory = policy_set.memory_estimates()
         trajectories, report = asyncio.run(_roll_out(components, policy_set, n_tasks))
         values_T = policy_set.values(TrajectoryBatch.from_trajectories(trajectories))
         return CheckResult(trajectories, report, values_T, memory)

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -145,17 +144,6 @@ def bytes_per_token(forward: Forward) -> int:
     The larger of rows with and without shared prompts. Measured from the tensors that autograd keeps; the gradients of
     one layer's activations come on top.
     """
-    measured = _measured.setdefault(forward, {})
-    if forward.recomputes not in measured:
-        measured[forward.recomputes] = _bytes_per_token(forward)
-    return measured[forward.recomputes]
-
-
-_measured: WeakKeyDictionary[Forward, dict[bool, int]] = WeakKeyDictionary()
-"""Results of `bytes_per_token`, with and without gradient checkpointing."""
-
-
-def _bytes_per_token(forward: Forward) -> int:
     config = forward.model.config.get_text_config(decoder=True)
     layers = max(1, int(getattr(config, "num_hidden_layers", 1)))
     length = max(2, min(12, forward.limit.tokens // 2))

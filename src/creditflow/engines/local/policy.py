@@ -102,11 +102,6 @@ class Policy(ChatModel):
             self.model.save_pretrained(folder, safe_serialization=True)
         self.tokenizer.save_pretrained(folder)
 
-    def save_merged(self, folder: Path | str) -> None:
-        """Save a Hugging Face folder with the adapter merged."""
-        self.export(folder)
-        self.tokenizer.save_pretrained(folder)
-
     def export(self, folder: Path | str) -> None:
         """Save the weights that the policy samples with as a Hugging Face folder without a tokenizer.
 

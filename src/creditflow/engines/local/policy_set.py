@@ -44,7 +44,6 @@ from creditflow.errors import ConfigError
 from creditflow.monitoring.memory import forget_peak, peak_gib
 
 FALLBACK_KEY = "guard.fallback"
-ACTOR_SIZE, CRITIC_SIZE = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu", "critic.ppo_max_token_len_per_gpu"
 
 
 def _expect_lengths(data: DataConfig, limit: PositionLimit, key: str) -> None:
@@ -143,6 +142,8 @@ class PolicySet:
     """Corrects updates for a sampler whose log-probs differ from the actors'."""
     hooks: dict[str, EngineHook] = field(default_factory=dict)
     """The hooks of plug-ins, by name."""
+    plans: dict[str, MemoryPlan] = field(default_factory=dict)
+    """The memory of a training step while actors or critics are updated, by the option of their micro-batch size."""
 
     @classmethod
     def from_recipe(cls, recipe: Recipe, steps: int, *, keep_reference: bool) -> PolicySet:
@@ -167,13 +168,12 @@ class PolicySet:
         critics = dict[str, Critic]()
         if config.credit.estimator.critic:
             critics = _load_critics(recipe, policies, (steps, mini_batches * config.critic.ppo_epochs))
-        if config.actor_rollout_ref.model.enable_gradient_checkpointing:
-            forwards = [actor.policy.forward for actor in actors.values()]
-            for forward in (*forwards, *(critic.forward for critic in critics.values())):
-                forward.recompute()
         correction = RolloutCorrection.from_config(config)
         policy_set = cls(policies, actors, critics, config.guard.fallback, config.data.seed, correction, hooks)
-        policy_set.set_sizes(policy_set.derived_sizes(config))
+        if config.actor_rollout_ref.model.enable_gradient_checkpointing:
+            for part in policy_set._trained:
+                part.forward.recompute()
+        policy_set._plan_memory(config)
         if config.guard.fallback.trainable == "lora":
             if not policy_set._whole_actors():
                 raise ConfigError(
@@ -189,55 +189,39 @@ class PolicySet:
         policies, hooks = _load_policies_and_hooks(recipe)
         return cls(policies, {}, {}, hooks=hooks)
 
-    def derived_sizes(self, config: Config) -> dict[str, int]:
-        """The micro-batch size in tokens of each key that the recipe leaves open.
-
-        Derived from the models and all memory of the device, not from its free memory, so that a run can be repeated.
-        """
-        open_keys = {ACTOR_SIZE: config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu}
-        if self.critics:
-            open_keys[CRITIC_SIZE] = config.critic.ppo_max_token_len_per_gpu
-        allowed = planning.SHARE[self.device.type] * planning.memory_limit(self.device)
-        most = {ACTOR_SIZE: planning.MOST, CRITIC_SIZE: planning.MOST_OF_CRITIC}
-        plans = self.plans(config)
-        return {key: plans[key].max_tokens(allowed, most[key]) for key, size in open_keys.items() if size is None}
+    @property
+    def _trained(self) -> list[Actor | Critic]:
+        return [*self.actors.values(), *self.critics.values()]
 
     def set_sizes(self, sizes: Mapping[str, int]) -> None:
-        """Set the micro-batch sizes, by key."""
-        for actor in self.actors.values():
-            actor.max_tokens = sizes.get(ACTOR_SIZE, actor.max_tokens)
-        for critic in self.critics.values():
-            critic.max_tokens = sizes.get(CRITIC_SIZE, critic.max_tokens)
+        """Set the micro-batch sizes, by option."""
+        for part in self._trained:
+            part.max_tokens = sizes.get(part.size_key, part.max_tokens)
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The micro-batch size in tokens, by key."""
-        of_actors = [actor.max_tokens for actor in self.actors.values()]
-        of_critics = [critic.max_tokens for critic in self.critics.values()]
-        return {key: of_key[0] for key, of_key in ((ACTOR_SIZE, of_actors), (CRITIC_SIZE, of_critics)) if of_key}
+        """The micro-batch size in tokens, by option."""
+        return {part.size_key: part.max_tokens for part in self._trained}
 
     @property
     def max_tokens(self) -> int:
         """The tokens of one micro-batch of the actors, also used for references."""
-        return self.sizes.get(ACTOR_SIZE, planning.MOST)
+        return self.sizes.get(Actor.size_key, planning.MOST)
 
-    def plans(self, config: Config) -> dict[str, MemoryPlan]:
-        """The memory of a training step while actors or critics are updated, by the key of their micro-batch size."""
+    def _plan_memory(self, config: Config) -> None:
+        """Fill `plans`, and set the micro-batch sizes that the recipe leaves open.
+
+        They follow from the models and all memory of the device, not from its free memory, so that a run can be
+        repeated.
+        """
         rollout, data = config.actor_rollout_ref.rollout, config.data
-        models = [policy.model for policy in {**self.policies, **self.references}.values()]
+        policies = self.policies.values()
+        models = [policy.model for policy in (*policies, *self.references.values())]
         models += [critic.model for critic in self.critics.values()]
-        models += [actor.reference.model for actor in self.actors.values() if actor.reference is not None]
         models += [model for hook in self.hooks.values() for model in hook.reserved_models()]
-        learners = [actor.learner for actor in self.actors.values()]
-        learners += [critic.learner for critic in self.critics.values()]
-        forwards = {
-            ACTOR_SIZE: [actor.policy.forward for actor in self.actors.values()],
-            CRITIC_SIZE: [critic.forward for critic in self.critics.values()],
-        }
+        trained = [weight for part in self._trained for weight in part.learner.parameters]
         rows = min(rollout.max_num_seqs, rollout.n * data.train_batch_size)
         row_tokens = data.max_prompt_length + data.max_response_length
-        trained = [weight for learner in learners for weight in learner.parameters]
-        policies = self.policies.values()
         sampled = {id(policy.model): policy.model for policy in policies if policy.forward.half}
         fixed = MemoryPlan(
             weights=planning.bytes_of(weight for model in models for weight in model.parameters())
@@ -248,22 +232,23 @@ class PolicySet:
             sampling=max(planning.sampling_bytes(policy.model, rows, row_tokens) for policy in policies),
             base=planning.BASE[self.device.type],
         )
-        return {key: planning.with_activations(fixed, of_key) for key, of_key in forwards.items() if of_key}
+        for key in self.sizes:
+            forwards = [part.forward for part in self._trained if part.size_key == key]
+            self.plans[key] = planning.with_activations(fixed, forwards)
+        allowed = planning.SHARE[self.device.type] * planning.memory_limit(self.device)
+        for part in self._trained:
+            if part.config.ppo_max_token_len_per_gpu is None:
+                part.max_tokens = self.plans[part.size_key].max_tokens(allowed, part.most_tokens)
 
-    def memory_estimates(self, config: Config) -> tuple[MemoryEstimate, ...]:
-        """The memory of a training step, by the key of its micro-batch size, and whether it is available now."""
-        device = self.device
-        limit, had = planning.memory_limit(device), planning.held_memory(device) + planning.free_memory(device)
+    def memory_estimates(self) -> tuple[MemoryEstimate, ...]:
+        """The memory of a training step, by the option of its micro-batch size, and whether it is available now."""
+        limit, sizes = planning.memory_limit(self.device), self.sizes
+        had = planning.held_memory(self.device) + planning.free_memory(self.device)
         return tuple(
             MemoryEstimate(
-                key,
-                self.sizes[key],
-                plan.peak(self.sizes[key]),
-                limit,
-                had,
-                planning.problem(plan, self.sizes[key], had, key),
+                key, sizes[key], plan.peak(sizes[key]), limit, had, planning.problem(plan, sizes[key], had, key)
             )
-            for key, plan in self.plans(config).items()
+            for key, plan in self.plans.items()
         )
 
     @property
@@ -369,18 +354,15 @@ class PolicySet:
         """Return freed memory to the system, and reset the peak memory that `peaks` reports."""
         memory.release()
         forget_peak()
-        for device in self._cuda_devices():
-            torch.cuda.reset_peak_memory_stats(device)
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
 
     def peaks(self) -> dict[str, float]:
         """Peak memory since `forget_peaks`, as `memory/*` metrics."""
         metrics = {"memory/peak_gib": peak_gib()}
-        if devices := self._cuda_devices():
-            metrics["memory/cuda_peak_gib"] = sum(map(torch.cuda.max_memory_allocated, devices)) / (1 << 30)
+        if self.device.type == "cuda":
+            metrics["memory/cuda_peak_gib"] = torch.cuda.max_memory_allocated(self.device) / (1 << 30)
         return metrics
-
-    def _cuda_devices(self) -> set[torch.device]:
-        return {policy.device for policy in self.policies.values() if policy.device.type == "cuda"}
 
     def _named(self, policy: str, metrics: Mapping[str, float]) -> dict[str, float]:
         return dict(metrics) if len(self.actors) == 1 else {f"{policy}/{key}": value for key, value in metrics.items()}

@@ -42,6 +42,8 @@ from creditflow.runs.run_folder import rollbacks
 NAME = "local"
 """The engine's name, in `run.json` and on the command line."""
 _PEAK = "memory/peak_gib"
+_KEPT = ("tasks_taken", "generated_tokens", "audit_tokens", "evaluated")
+"""Attributes of `RunState` that a checkpoint keeps as they are."""
 
 
 @dataclass(slots=True)
@@ -54,6 +56,8 @@ class RunState:
     threshold: Threshold
     guard: Guard
     reporter: Reporter
+    curriculum: Curriculum | None
+    """The order of the tasks with `data.curriculum`."""
     history: History = field(default_factory=History)
     """The statistics of earlier steps that fitted parts of credit read."""
     done: int = 0
@@ -69,10 +73,6 @@ class RunState:
     """Response tokens that training has generated since the start of the run."""
     audit_tokens: int = 0
     """Response tokens that measurements of fidelity have generated."""
-    curriculum: Curriculum | None = None
-    """The order of the tasks with `data.curriculum`."""
-    peak_before: float | None = None
-    """Peak memory in GiB of the step before the fallback to adapters; None after the comparison."""
 
     @property
     def config(self) -> Config:
@@ -96,11 +96,7 @@ class RunState:
         state = {
             **control_state(self.threshold, self.guard, self.history),
             "rollbacks": self.rollbacks,
-            "peak_before": self.peak_before,
-            "tasks_taken": self.tasks_taken,
-            "generated_tokens": self.generated_tokens,
-            "audit_tokens": self.audit_tokens,
-            "evaluated": self.evaluated,
+            **{name: getattr(self, name) for name in _KEPT},
             "curriculum": None if self.curriculum is None else self.curriculum.to_json(),
         }
         checkpoint.save(self.folder.path, self.done, self.policy_set, state, keep)
@@ -108,29 +104,23 @@ class RunState:
     def restore(self, step: int, state: Mapping[str, Any]) -> None:
         """Restore the state of the checkpoint of `step`. Its models are loaded separately."""
         self.history = load_control_state(state, self.threshold, self.guard)
-        self.done, self.tasks_taken, self.evaluated = step, state["tasks_taken"], state["evaluated"]
-        self.generated_tokens, self.audit_tokens = state["generated_tokens"], state["audit_tokens"]
-        self.peak_before = state["peak_before"]
+        self.done = step
+        for name in _KEPT:
+            setattr(self, name, state[name])
         restore_curriculum(self.curriculum, state)
 
     def narrow_or_widen(self, metrics: Mapping[str, float]) -> GuardEvent | None:
         """Train adapters while credit has fallen back, if `fallback.trainable` is `lora`, then all weights again.
 
-        Returns an event after a change, and one with the peak memory before and after the change to adapters.
+        Returns an event after a change, with the peak memory before it.
         """
-        policy_set, peak = self.policy_set, metrics.get(_PEAK)
+        policy_set = self.policy_set
         narrows = self.guard.fallback and policy_set.fallback.trainable == "lora" and policy_set.can_narrow
-        if narrows != policy_set.narrowed:
-            (policy_set.narrow if narrows else policy_set.widen)()
-            self.peak_before = peak if narrows else None
-            return self._adapter_event("adapters alone are trained" if narrows else "all weights again", before=peak)
-        if self.peak_before is None:
+        if narrows == policy_set.narrowed:
             return None
-        before, self.peak_before = self.peak_before, None
-        return self._adapter_event("measured", before=before, after=peak)
-
-    def _adapter_event(self, what: str, **gib: float | None) -> GuardEvent:
-        numbers = {name: value for name, value in gib.items() if value is not None}
+        (policy_set.narrow if narrows else policy_set.widen)()
+        what = "adapters alone are trained" if narrows else "all weights again"
+        numbers = {"before": metrics[_PEAK]} if _PEAK in metrics else {}
         return GuardEvent(self.done, "fallback", _PEAK, what, "lora", numbers, note="what is trained follows credit")
 
 
@@ -140,23 +130,22 @@ def begin(
     """Start a run in `path`, or resume its run from the newest intact checkpoint."""
     recipe, steps = components.recipe, total_steps(len(components.train_tasks), components.recipe.config)
     curriculum = build_curriculum(components.train_tasks, recipe.config)
+    parts = (components, policy_set, threshold, guard, reporter, curriculum)
     if (began := read_facts(path, NAME)) is None:
-        actors = policy_set.actors.values()
         facts = run_facts(
             recipe,
             NAME,
             ("torch", "transformers", "numpy"),
-            device=str(next(iter(policy_set.policies.values())).device),
+            device=str(policy_set.device),
             derived=policy_set.sizes,
-            parameters=sum(weight.numel() for actor in actors for weight in actor.policy.parameters),
+            parameters=sum(w.numel() for actor in policy_set.actors.values() for w in actor.policy.parameters),
             **data_facts(components, steps),
         )
-        folder = create_folder(recipe, path, facts, reporter)
-        return RunState(folder, components, policy_set, threshold, guard, reporter, curriculum=curriculum)
+        return RunState(create_folder(recipe, path, facts, reporter), *parts)
     folder = RunFolder.open(path)
     # The run keeps its derived micro-batch sizes, so that another machine's memory does not change it.
-    derived: dict[str, int] = began.get("derived", {})
-    policy_set.set_sizes({key: size for key, size in derived.items() if attrgetter(key)(recipe.config) is None})
+    derived = began["derived"].items()
+    policy_set.set_sizes({key: size for key, size in derived if attrgetter(key)(recipe.config) is None})
     back_to = rollbacks(path)
     named = recipe.config.trainer.resume_from_path
     if named is not None:
@@ -172,9 +161,7 @@ def begin(
         ) or (0, {})
     checkpoint.sweep(path, step)
     folder.rewind(step if state else -1)
-    run = RunState(
-        folder, components, policy_set, threshold, guard, reporter, rollbacks=len(back_to), curriculum=curriculum
-    )
+    run = RunState(folder, *parts, rollbacks=len(back_to))
     if state:
         run.restore(step, state)
     reporter.say(f"run folder: {folder.path}, goes on after step {step}")
@@ -210,21 +197,21 @@ def apply_guard_action(action: GuardEvent, run: RunState) -> None:
 
     Raises GuardStop if the guard stops the run or no rollback is possible.
     """
-    path, states = run.folder.path, dict[int, Mapping[str, Any]]()
+    path = run.folder.path
 
-    def load_good() -> int | None:
+    def restore_good() -> int | None:
         good = checkpoint.newest(path, run.policy_set, run.reporter.say, lambda step, state: state["good"])
-        states.update([] if good is None else [good])
-        return next(iter(states), None)
+        if good is None:
+            return None
+        run.restore(*good)
+        return run.done
 
     try:
         limit = run.config.guard.max_rollbacks
-        message = roll_back(action, run.folder, run.rollbacks, limit, load_good, checkpoint.sweep)
+        message = roll_back(action, run.folder, run.rollbacks, limit, restore_good, checkpoint.sweep)
     except GuardStop:
         if not saved_steps(path):
             run.save(None)  # without it, the trained weights would be lost
         raise
     run.rollbacks += 1
-    for step, state in states.items():
-        run.restore(step, state)
     run.reporter.say(message)

@@ -65,7 +65,7 @@ def train(recipe: Recipe, reporter: Reporter, make_report: MakeReport | None = N
     expect_installed(recipe.config.trainer.logger)
     with reporter.bar("loading models", keep=False):
         policy_set = PolicySet.from_recipe(recipe, steps, keep_reference=components.rewards.needs_reference)
-    memory = policy_set.memory_estimates(recipe.config)
+    memory = policy_set.memory_estimates()
     if problems := [estimate.problem for estimate in memory if estimate.problem]:
         raise ConfigError(problems[0])
     threshold = recipe.config.credit.propagation.make_threshold(tuple(components.agents))
