@@ -167,7 +167,7 @@ def test_eval_reports_one_greedy_rollout_per_task(here):
     settings = ("actor_rollout_ref.rollout.val_kwargs.do_sample=false", "actor_rollout_ref.rollout.val_kwargs.n=4")
     result = creditflow("eval", TOY, *settings)
     assert result.exit_code == 0, result.output
-    tasks = "toy, 6 tasks of data.train_files with split=val (data.val_files is not set), 1 rollout of each"
+    tasks = "toy, 6 tasks of data.train_files (data.val_files is not set), 1 rollout of each"
     assert tasks in result.stdout
 
 
@@ -179,7 +179,7 @@ def test_check_prints_findings_first(here):
     assert lines[1] == "agents, in 2 tasks x 4 rollouts"
     assert any(line.startswith("writer") for line in lines)
     assert any(line.startswith("compute_decomposed_reward") for line in lines)
-    assert "validation uses 6 tasks of data.train_files with split=val (data.val_files is not set)" in lines
+    assert "validation uses 6 tasks of data.train_files (data.val_files is not set)" in lines
     configuration = ("reward_decomp: true", "rule: threshold", "theta: 0.5", "lam: 0.95")
     assert not set(configuration) & set(lines)
     assert "credit: {rule: threshold, w_r: 1.0, " in brief.stderr

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from creditflow.data import Task
-from creditflow.data.datasets import _parquet, gsm8k_tasks, load_tasks, write_tasks
+from creditflow.data.datasets import _parquet, load_tasks, write_tasks
 from creditflow.errors import ConfigError, DataError
 from tests.paths import GSM8K
 
@@ -41,7 +41,7 @@ def parquet(path: Path, row: dict) -> None:
 
 
 def test_published_gsm8k_becomes_verl_tasks():
-    tasks = gsm8k_tasks(GSM8K)
+    tasks = load(str(GSM8K), GSM8K.parent)
     assert len(tasks) == 64
     published = json.loads(GSM8K.read_text().splitlines()[1])
     assert tasks[1] == Task(
@@ -57,20 +57,15 @@ def test_published_gsm8k_becomes_verl_tasks():
     )
 
 
-def test_gsm8k_tasks_expects_published_rows(tmp_path):
-    (task,) = gsm8k_tasks(jsonl(tmp_path / "test.jsonl", {"question": "q", "answer": "It is 1,080.\n#### 1,080"}))
+def test_published_gsm8k_answer_is_the_number_after_its_marker(tmp_path):
+    (task,) = load(
+        [str(jsonl(tmp_path / "test.jsonl", {"question": "q", "answer": "It is 1,080.\n#### 1,080"}))], tmp_path
+    )
     assert (task.ground_truth, task.extra_info["split"], task.extra_info["calculations"]) == ("1080", "test", [])
-    assert load(str(GSM8K), tmp_path) == gsm8k_tasks(GSM8K)
-    with pytest.raises(DataError, match=r"t.jsonl:1: expected GSM8K's question and answer, got data_source"):
-        gsm8k_tasks(jsonl(tmp_path / "t.jsonl", ROW))
-    with pytest.raises(DataError, match="no such file"):
-        gsm8k_tasks(tmp_path / "gone.jsonl")
-    with pytest.raises(DataError, match="holds no task"):
-        gsm8k_tasks(jsonl(tmp_path / "empty.jsonl"))
 
 
 def test_parquet_has_verls_columns_and_round_trips(tmp_path):
-    tasks = gsm8k_tasks(GSM8K)
+    tasks = load(str(GSM8K), GSM8K.parent)
     write_tasks(tasks, tmp_path / "new" / "train.parquet")
     assert load("train.parquet", tmp_path / "new") == tasks
     table = pq.read_table(tmp_path / "new" / "train.parquet")
@@ -119,7 +114,7 @@ def test_missing_task_function_is_refused(tmp_path):
     [
         ('{"data_source": "mine", ', r"t.jsonl:2: not a line of JSON"),
         ("[" * 100_000, r"t.jsonl:2: not a line of JSON"),
-        ("[1, 2]", r"t.jsonl:2: expected a JSON object, got a list"),
+        ("[1, 2]", r"t.jsonl:2: expected a JSON object, got list"),
         ({"data_source": "mine"}, r"t.jsonl:2: missing prompt, reward_model .* got data_source"),
         ({**ROW, "prompt": "How many?"}, r"t.jsonl:2: prompt: expected a list of messages"),
         ({**ROW, "prompt": []}, r"t.jsonl:2: prompt: expected"),
@@ -137,7 +132,7 @@ def test_missing_task_function_is_refused(tmp_path):
         ({**ROW, "reward_model": {"style": "rule"}}, r"t.jsonl:2: reward_model: expected an object with ground_truth"),
         ({"prompt": 3, "solution": "72"}, r"t.jsonl:2: prompt: expected a text or a list of messages .*, got '3'"),
         ({"prompt": ["How many?"], "solution": "72"}, r"t.jsonl:2: prompt\[0\]: expected a message"),
-        ({**ROW, "extra_info": [1]}, r"t.jsonl:2: extra_info: expected an object, got a list"),
+        ({**ROW, "extra_info": [1]}, r"t.jsonl:2: extra_info: expected an object, got list"),
         ({"question": "q", "answer": "no marker"}, r"t.jsonl:2: expected an answer that ends with `#### number`"),
         ({"question": "q", "answer": 72}, r"t.jsonl:2: expected question and answer to be text"),
         ({}, r"t.jsonl:2: missing .* an empty object"),
@@ -161,7 +156,7 @@ def test_unusable_files_are_named(tmp_path):
         ("gone.parquet", "data.train_files: no file 'gone.parquet' in"),
         ("empty.jsonl", "data.train_files: empty.jsonl holds no task"),
         ("broken.parquet", "broken.parquet: not a readable Parquet file"),
-        ("t.csv", "expected a .parquet, .jsonl, .arrow file or a folder, got .*t.csv'"),
+        ("t.csv", "expected a .parquet, .jsonl file or a folder, got .*t.csv'"),
         ("folder", "data.train_files: .*folder: expected a data set of `save_to_disk`, or .* files .*, got nothing"),
         ("bytes.jsonl", r"bytes.jsonl:2"),
         ("columns.parquet", r"columns.parquet: row 0: missing prompt, reward_model"),

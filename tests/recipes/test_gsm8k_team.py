@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from creditflow.data import Task, Trajectory, TrajectoryBatch
-from creditflow.data.datasets import gsm8k_tasks
+from creditflow.data.datasets import load_tasks
 from creditflow.rewards import RewardManager
 from tests.paths import GSM8K
 from tests.recipes.team import agents_of, functions_of, loader, run_recipe, scores_of, spoken
 
 recipe = loader("gsm8k_team")
-TASKS = gsm8k_tasks(GSM8K)
+TASKS = load_tasks(str(GSM8K), GSM8K.parent, {}, "train")
 NATALIA = TASKS[0]  # 48/2=24, 48+24=72
 BETTY = TASKS[2]  # 100/2=50, 15*2=30, 100-50-30-15=5
 TEAM = {"p": "planner", "e": "executor", "v": "verifier"}

@@ -75,9 +75,9 @@ class Recipe:
 
     def validation_words(self, count: int) -> str:
         """Count and source of the validation tasks, for messages."""
-        from creditflow.data.datasets import validation_words
-
-        return validation_words(self.config.data.train_files, self.config.data.val_files, count, self.folder)
+        tasks = f"{count} {'task' if count == 1 else 'tasks'}"
+        is_set = self.config.data.val_files is not None
+        return tasks if is_set else f"{tasks} of data.train_files (data.val_files is not set)"
 
     def to_dict(self) -> dict[str, Any]:
         """The resolved configuration, as stored with a run."""

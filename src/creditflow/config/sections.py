@@ -36,7 +36,7 @@ class DataConfig(Section):
     """Data sets, batch sizes and length limits."""
 
     train_files: _Files = None
-    """One path or a list, with verl's columns: `.parquet`, `.jsonl` or `.arrow` files, or folders of them or of
+    """One path or a list, with verl's columns: `.parquet` or `.jsonl` files, or folders of them or of
     Hugging Face's `save_to_disk`. Or `file.py:function` that makes the tasks, or `reasoning-gym://family?option=value`
     (a list of these may have `weight=`), or the address of a plug-in's tasks. Default: the address in `team.workflow`,
     if it has tasks."""

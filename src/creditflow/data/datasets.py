@@ -17,16 +17,10 @@ from typing import Any
 from creditflow._utils.files import write_whole
 from creditflow._utils.loading import is_reference, load_object
 from creditflow._utils.tracebacks import located
-from creditflow.data.dataset_folders import (
-    SUFFIXES,
-    Split,
-    arrow_rows,
-    has_held_out_split,
-    open_saved,
-    parts_of_folder,
-)
+from creditflow.data.dataset_folders import SUFFIXES, Split, parts_of_folder, saved_rows
 from creditflow.data.sources import SOURCES, source_of
 from creditflow.data.trajectory import Task, content_text, without_nulls
+from creditflow.data.validation import shown
 from creditflow.errors import CreditflowError, DataError, first_line
 
 _COLUMNS = ("data_source", "prompt", "reward_model", "extra_info", "question", "answer")
@@ -39,13 +33,11 @@ _SHAREGPT = {"human": "user", "gpt": "assistant"}
 _CALCULATION = re.compile(r"<<([^<>]*)>>")
 
 
-def load_tasks(
-    files: str | Sequence[str] | None, base: Path, recipe_settings: Mapping[str, Any], split: Split
-) -> list[Task]:
+def load_tasks(files: str | Sequence[str] | None, base: Path, recipe: Mapping[str, Any], split: Split) -> list[Task]:
     """Load the tasks of `data.train_files` or `data.val_files`, in the order of the files.
 
-    A file is looked up in `base` (the recipe's folder), then in the working directory. It is `.parquet`, `.jsonl` or
-    `.arrow`, with the columns of verl, of TRL, or of GSM8K as published. A folder was written by `save_to_disk`, or has
+    A file is looked up in `base` (the recipe's folder), then in the working directory. It is `.parquet` or `.jsonl`,
+    with the columns of verl, of TRL, or of GSM8K as published. A folder was written by `save_to_disk`, or has
     such files. `file.py:function` is called as `function(split=..., recipe=...)`, with those of the two that it takes,
     and returns an iterable of tasks. An address, such as `reasoning-gym://family?option=value`, makes the tasks of that
     split (`sources`). Raises DataError, with the file and the line if there is one, for unusable files and tasks.
@@ -59,22 +51,14 @@ def load_tasks(
         )
     tasks: list[Task] = []
     for source, run in itertools.groupby(names, partial(source_of, key=key)):
-        names = list(run)
-        tasks += (
-            _of_files(names, base, key, recipe_settings, split) if source is None else source.load(names, key, split)
-        )
-    return tasks
-
-
-def _of_files(
-    names: Sequence[str], base: Path, key: str, recipe_settings: Mapping[str, Any], split: Split
-) -> list[Task]:
-    tasks: list[Task] = []
-    for name in names:
-        loaded = _call(name, base, key, recipe_settings, split) if is_reference(name) else _read(name, base, key, split)
-        if not loaded:
-            raise DataError(f"{key}: {name} holds no task")
-        tasks += loaded
+        if source is not None:
+            tasks += source.load(list(run), key, split)
+            continue
+        for name in run:
+            loaded = _call(name, base, key, recipe, split) if is_reference(name) else _read(name, base, key, split)
+            if not loaded:
+                raise DataError(f"{key}: {name} holds no task")
+            tasks += loaded
     return tasks
 
 
@@ -96,50 +80,6 @@ def validation_files(
                 f"validation would use the same problems; remove split={split}, or set data.val_files"
             )
     return train_files
-
-
-def validation_words(train_files: Any, val_files: Any, count: int, base: Path = Path()) -> str:
-    """Describe the count and source of validation tasks, which without `data.val_files` is `data.train_files`.
-
-    `base`: the recipe's folder.
-    """
-    noun = "task" if count == 1 else "tasks"
-    if val_files is not None:
-        return f"{count} {noun}"
-    files = [train_files] if isinstance(train_files, str) else list(train_files or [])
-    undivided = [name for name in files if not _is_divided(name)]
-    if not undivided:
-        return f"{count} {noun} of the validation split of data.train_files (data.val_files is not set)"
-    # A function gets split="val" and may return other tasks; a folder may have its own split.
-    if not any(map(source_of, undivided)) and all(
-        is_reference(name) or has_held_out_split(_found(name, base) or Path(name)) for name in undivided
-    ):
-        return f"{count} {noun} of data.train_files with split=val (data.val_files is not set)"
-    return f"{count} training {noun} (data.val_files is not set)"
-
-
-def _is_divided(name: str) -> bool:
-    """Whether an address makes other tasks for validation."""
-    source = source_of(name)
-    return source is not None and source.split_of(name) != "all"
-
-
-def gsm8k_tasks(path: Path | str) -> list[Task]:
-    """Load a published GSM8K file (JSONL of question and answer) as tasks in verl's schema.
-
-    `ground_truth` is the number after ####, without thousands separators. `extra_info` holds `index`, `split` (by the
-    file's name), `answer` (the solution as published) and `calculations` (the texts between << and >>, such as
-    `48/2=24`). Raises DataError, with the line, for any other row.
-    """
-    path = _existing(Path(path), "gsm8k")
-    tasks: list[Task] = []
-    for line, row in _jsonl(path):
-        if not _is_gsm8k(row):
-            raise DataError(f"{path}:{line}: expected GSM8K's question and answer, got {_keys(row)}")
-        tasks.append(_gsm8k_task(row, len(tasks), path, f"{path}:{line}"))
-    if not tasks:
-        raise DataError(f"{path}: holds no task")
-    return tasks
 
 
 def write_tasks(tasks: Sequence[Task], out: Path | str) -> None:
@@ -190,16 +130,12 @@ def _call(name: str, base: Path, key: str, recipe: Mapping[str, Any], split: Spl
         raise DataError(f"{key}: expected an iterable of tasks from {name}, got a {type(result).__name__}")
     for number, task in enumerate(tasks):
         where = f"{key}: task {number} of {name}"
-        if not isinstance(task, Task):
-            raise DataError(f"{where}: expected a creditflow.Task, got a {type(task).__name__}: {str(task)[:80]!r}")
-        if not isinstance(task.data_source, str):
-            raise DataError(f"{where}: data_source: expected a text, got {str(task.data_source)[:80]!r}")
-        if not isinstance(task.extra_info, dict):
-            raise DataError(f"{where}: extra_info: expected an object, got a {type(task.extra_info).__name__}")
+        _expect(task, Task, where, "a creditflow.Task")
+        _expect(task.data_source, str, f"{where}: data_source", "a text")
+        _expect(task.extra_info, dict, f"{where}: extra_info", "an object")
+        _expect(task.prompt, (tuple, list), f"{where}: prompt", "messages")
         for part in ("prompt", "ground_truth", "extra_info"):
             _expect_json(getattr(task, part), f"{where}: {part}")
-        if not isinstance(task.prompt, tuple | list):
-            raise DataError(f"{where}: prompt: expected messages, got {str(task.prompt)[:80]!r}")
         if task.prompt:
             _messages(list(task.prompt), where)
     return tasks
@@ -208,20 +144,18 @@ def _call(name: str, base: Path, key: str, recipe: Mapping[str, Any], split: Spl
 def _arguments(make: Callable[..., object], name: str, key: str, offered: dict[str, object]) -> dict[str, object]:
     """Those of the `offered` keyword arguments that `make` takes. Raises DataError if it requires others."""
     try:
-        parameters = inspect.signature(make).parameters.values()
+        signature = inspect.signature(make)
     except ValueError:  # compiled functions may have no signature
         return offered
-    if any(param.kind is param.VAR_KEYWORD for param in parameters):
-        return offered
-    by_name = {param.name for param in parameters if param.kind in (param.POSITIONAL_OR_KEYWORD, param.KEYWORD_ONLY)}
-    optional = {
-        param.name for param in parameters if param.default is not param.empty or param.kind is param.VAR_POSITIONAL
-    }
-    if unknown := [param.name for param in parameters if param.name not in optional | (by_name & offered.keys())]:
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+    arguments = {word: value for word, value in offered.items() if takes_all or word in signature.parameters}
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
         raise DataError(
-            f"{key}: {name}: expected a function with parameters among {', '.join(offered)}, got {', '.join(unknown)}"
-        )
-    return {word: value for word, value in offered.items() if word in by_name}
+            f"{key}: {name}: expected a function with parameters among {', '.join(offered)}: {error}"
+        ) from error
+    return arguments
 
 
 def _found(name: str, base: Path) -> Path | None:
@@ -248,24 +182,21 @@ def _rows(path: Path, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
         yield from ((f"{path}:{line}", row) for line, row in _jsonl(path))
         return
     if path.is_dir():
-        names, rows = open_saved(path, _COLUMNS)
-        if _is_trl(dict.fromkeys(names)):
-            _, rows = open_saved(path, names)
-        elif not _is_gsm8k(dict.fromkeys(names)):
-            _expect_columns(dict.fromkeys(names, True), str(path))
+        rows = saved_rows(path, partial(_read_columns, where=str(path)))
     elif path.suffix == ".parquet":
         rows = _parquet(path)
-    elif path.suffix == ".arrow":
-        rows = arrow_rows(path)
     else:
         raise DataError(f"{key}: expected a {', '.join(SUFFIXES)} file or a folder, got {str(path)!r}")
     yield from ((f"{path}: row {i}", row) for i, row in enumerate(rows))
 
 
-def _existing(path: Path, key: str) -> Path:
-    if not path.is_file():
-        raise DataError(f"{key}: {'a folder, not a file' if path.is_dir() else 'no such file'}: {path}")
-    return path
+def _read_columns(names: list[str], where: str) -> list[str]:
+    """The columns of a saved data set that are read: TRL's are all kept. Raises DataError for other columns."""
+    if _is_trl(row := dict.fromkeys(names, True)):
+        return names
+    if not _is_gsm8k(row):
+        _expect_columns(row, where)
+    return [name for name in names if name in _COLUMNS]
 
 
 def _jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -278,8 +209,7 @@ def _jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:  # ValueError: not JSON, or not UTF-8
                 raise DataError(f"{path}:{number}: not a line of JSON: {error}") from error
-            if not isinstance(row, dict):
-                raise DataError(f"{path}:{number}: expected a JSON object, got a {type(row).__name__}")
+            _expect(row, dict, f"{path}:{number}", "a JSON object")
             yield number, row
 
 
@@ -311,8 +241,7 @@ def _verl_task(row: Mapping[str, Any], where: str) -> Task:
     _expect_json(extra_info, f"{where}: extra_info")
     if not isinstance(reward_model, dict) or "ground_truth" not in reward_model:
         raise DataError(f"{where}: reward_model: expected an object with ground_truth, got {str(reward_model)[:80]!r}")
-    if extra_info is not None and not isinstance(extra_info, dict):
-        raise DataError(f"{where}: extra_info: expected an object, got a {type(extra_info).__name__}")
+    _expect(extra_info, (dict, type(None)), f"{where}: extra_info", "an object")
     return Task(
         data_source=str(row["data_source"]),
         prompt=messages,
@@ -386,6 +315,11 @@ def _message(message: object, where: str) -> dict[str, Any]:
     kept = {**without_nulls(message, in_arguments=True), "content": content_text(content)}
     _expect_json(kept, where, ascii_only=False)
     return kept
+
+
+def _expect(value: object, kind: type | tuple[type, ...], where: str, words: str) -> None:
+    if not isinstance(value, kind):
+        raise DataError(f"{where}: expected {words}, got {shown(value)}")
 
 
 def _expect_json(value: object, where: str, ascii_only: bool = True) -> None:

@@ -10,7 +10,7 @@ import hashlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 from urllib.parse import parse_qsl
 
 from creditflow.data.trajectory import Task
@@ -82,10 +82,9 @@ def whole(text: str, least: int, where: str, most: int = 999_999_999) -> int:
 
 def split_named(text: str, where: str) -> TaskSplit:
     """The split of an option's text. Raises DataError for other text."""
-    for split in get_args(TaskSplit):
-        if text == split:
-            return split  # type: ignore[no-any-return]
     splits = get_args(TaskSplit)
+    if text in splits:
+        return cast(TaskSplit, text)
     raise DataError(f"{where}: expected {', '.join(splits)}, got {text!r}{did_you_mean(text, splits)}")
 
 

@@ -135,10 +135,10 @@ def test_progress_keeps_standard_output_empty(cluster, tmp_path, capsys):
     assert listener.lines == [
         f"run folder: {tmp_path}/run",
         "Ray's logs: /tmp/ray/session_1/logs",
-        "before training: pass@1 0.250 on 6 tasks of data.train_files with split=val (data.val_files is not set)",
+        "before training: pass@1 0.250 on 6 tasks of data.train_files (data.val_files is not set)",
         "train 1/2 train pass@1 0.500  2.0 s",
         "train 2/2 train pass@1 0.750",
-        "after step 2: pass@1 1.000 on 6 tasks of data.train_files with split=val (data.val_files is not set)",
+        "after step 2: pass@1 1.000 on 6 tasks of data.train_files (data.val_files is not set)",
     ]
     assert capsys.readouterr().out == ""
 
@@ -190,7 +190,7 @@ def test_run_with_a_checkpoint_resumes(cluster, tmp_path, sent):
         "the run began with 1 training steps and now has 2: a cosine schedule continues at its value for the new "
         "length",
         "Ray's logs: /tmp/ray/session_1/logs",
-        "after step 1: pass@1 0.250 on 6 tasks of data.train_files with split=val (data.val_files is not set)",
+        "after step 1: pass@1 0.250 on 6 tasks of data.train_files (data.val_files is not set)",
         "train 2/2 train pass@1 1.000",
     ]
     assert json.loads((tmp_path / "run" / "run.json").read_text())["seed"] == 0  # unchanged

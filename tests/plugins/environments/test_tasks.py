@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from creditflow.data.datasets import load_tasks, validation_words
+from creditflow.data.datasets import load_tasks
 from creditflow.data.sources import SOURCES
 from creditflow.errors import DataError
 from creditflow.plugins.environments import ENVIRONMENTS
@@ -38,9 +38,6 @@ def test_addresses_are_loaded_among_other_files(tmp_path):
     names = ["gymnasium://A-v1?size=2", "openenv://127.0.0.1:8000/env?size=1"]
     tasks = load_tasks(names, tmp_path, {}, "train")
     assert [task.data_source for task in tasks] == ["gymnasium/A-v1"] * 2 + ["openenv/127.0.0.1:8000/env"]
-    assert validation_words(names[0], None, 2) == (
-        "2 tasks of the validation split of data.train_files (data.val_files is not set)"
-    )
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,12 @@ def gsm8k(
     out: Annotated[Path, typer.Option(metavar="FILE", help="The Parquet file to write.")],
 ) -> None:
     """Convert GSM8K, questions and answers, to tasks."""
-    from creditflow.data.datasets import gsm8k_tasks, write_tasks
+    from creditflow.data.datasets import load_tasks, write_tasks
 
     if out.suffix != ".parquet":
         raise DataError(f"--out: expected a name that ends with .parquet, got {out}")
-    tasks = gsm8k_tasks(source)
+    if source.suffix != ".jsonl" or not source.is_file():
+        raise DataError(f"--from: expected GSM8K's .jsonl file, got {source}")
+    tasks = load_tasks(str(source.absolute()), Path(), {}, "train")
     write_tasks(tasks, out)
     Reporter().say(f"{out}: {len(tasks)} tasks")
