@@ -9,7 +9,7 @@ trajectories of a task.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,23 +37,15 @@ class CurriculumRule:
 class _Family:
     """The progress of one family."""
 
-    place: int
-    """Its position among the families, part of the seed."""
-    share: float
-    """Its share of the drawn tasks."""
     pools: Mapping[int, Sequence[int]]
     """The tasks of each level, in ascending order of levels."""
     level: int
     recent: deque[float]
     """The success at the last tasks of the current level."""
-    drawn: int = 0
+    drawn: Counter[int] = field(default_factory=Counter)
+    """The number of drawn tasks of each level."""
     reviewed: int = 0
-    """Drawn tasks of levels that the family has passed."""
-    drawn_of_level: dict[int, int] = field(default_factory=dict)
-
-    @property
-    def passed(self) -> list[int]:
-        return [level for level in self.pools if level < self.level]
+    """Drawn tasks of levels that the family had passed."""
 
 
 class Curriculum:
@@ -64,7 +56,7 @@ class Curriculum:
     """
 
     def __init__(self, tasks: Sequence[Task], rule: CurriculumRule, seed: int, *, shuffle: bool = True) -> None:
-        self._rule, self._seed, self._shuffle = rule, seed, shuffle
+        self._rule, self._seed, self._shuffle, self._n_tasks = rule, seed, shuffle, len(tasks)
         of_family: dict[str, dict[int, list[int]]] = {}
         for index, task in enumerate(tasks):
             of_family.setdefault(task.data_source, {}).setdefault(_level(task), []).append(index)
@@ -74,14 +66,8 @@ class Curriculum:
                 "address (`level=0-3`) or in `extra_info.level` of the tasks"
             )
         self._families = {
-            name: _Family(
-                place,
-                sum(map(len, pools.values())) / len(tasks),
-                dict(sorted(pools.items())),
-                min(pools),
-                deque(maxlen=rule.window),
-            )
-            for place, (name, pools) in enumerate(sorted(of_family.items()))
+            name: _Family(dict(sorted(pools.items())), min(pools), deque(maxlen=rule.window))
+            for name, pools in sorted(of_family.items())
         }
 
     @property
@@ -94,21 +80,22 @@ class Curriculum:
         return [self._next() for _ in range(count)]
 
     def _next(self) -> int:
-        families = self._families.values()
-        total = sum(family.drawn for family in families) + 1
+        families = list(self._families.values())
+        shares = [sum(map(len, family.pools.values())) / self._n_tasks for family in families]
+        drawn = [family.drawn.total() for family in families]
         # the family furthest behind its share
-        family = max(families, key=lambda family: family.share * total - family.drawn)
-        family.drawn += 1
-        level = family.level
-        if (passed := family.passed) and family.reviewed + 1 <= _REVIEW * family.drawn:
+        place = max(range(len(families)), key=lambda f: shares[f] * (sum(drawn) + 1) - drawn[f])
+        family, level = families[place], families[place].level
+        passed = [earlier for earlier in family.pools if earlier < level]
+        if passed and family.reviewed + 1 <= _REVIEW * (drawn[place] + 1):
             family.reviewed += 1
-            level = min(passed, key=lambda level: family.drawn_of_level.get(level, 0) / len(family.pools[level]))
-        pool, position = family.pools[level], family.drawn_of_level.get(level, 0)
-        family.drawn_of_level[level] = position + 1
-        epoch, at = divmod(position, len(pool))
+            level = min(passed, key=lambda earlier: family.drawn[earlier] / len(family.pools[earlier]))
+        pool = family.pools[level]
+        epoch, at = divmod(family.drawn[level], len(pool))
+        family.drawn[level] += 1
         if not self._shuffle:
             return pool[at]
-        rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((self._seed, family.place, level, epoch))))
+        rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((self._seed, place, level, epoch))))
         return pool[int(rng.permutation(len(pool))[at])]
 
     def observe(self, batch: TrajectoryBatch) -> None:
@@ -156,9 +143,8 @@ class Curriculum:
             name: {
                 "level": family.level,
                 "recent": list(family.recent),
-                "drawn": family.drawn,
+                "drawn_of_level": {str(level): count for level, count in family.drawn.items()},
                 "reviewed": family.reviewed,
-                "drawn_of_level": {str(level): count for level, count in family.drawn_of_level.items()},
             }
             for name, family in self._families.items()
         }
@@ -176,9 +162,9 @@ class Curriculum:
                 raise DataError(
                     f"data.curriculum: the checkpoint is at level {kept['level']} of {name}, which has none"
                 )
-            family.level, family.recent = kept["level"], deque(kept["recent"], maxlen=self._rule.window)
-            family.drawn, family.reviewed = kept["drawn"], kept["reviewed"]
-            family.drawn_of_level = {int(level): count for level, count in kept["drawn_of_level"].items()}
+            family.level, family.reviewed = kept["level"], kept["reviewed"]
+            family.recent = deque(kept["recent"], maxlen=self._rule.window)
+            family.drawn = Counter({int(level): count for level, count in kept["drawn_of_level"].items()})
 
 
 def _level(task: Task) -> int:
