@@ -56,10 +56,6 @@ class ShapeError(BatchError):
     """A column or a mask has the wrong length or type."""
 
 
-class CycleError(BatchError):
-    """The parents of steps form a cycle."""
-
-
 class OrderError(BatchError):
     """A parent comes after its child, or steps are not in the order in which they were made."""
 

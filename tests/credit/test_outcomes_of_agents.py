@@ -84,8 +84,8 @@ def test_failed_or_truncated_trajectory_is_masked_whole():
         ({"white": Score("1")}, r"outcomes\['white'\]: expected a number"),
         ({"white": Score((0.0, 1.0))}, "expected one number as outcome"),
         ({"white": 1.0}, "expected a Score, got float 1.0"),
-        ({1: Score(1.0)}, "expected names of agents, got int 1"),
-        (None, "expected a dict of Score by agent, got NoneType None"),
+        ({1: Score(1.0)}, "expected texts as names, got int 1"),
+        (None, "expected a dict of Score by name, got NoneType None"),
     ],
 )
 def test_wrong_outcome_of_an_agent_is_refused(outcomes, message):

@@ -1,6 +1,5 @@
 """Tests of batches as tables, messages and files: every conversion preserves the batch."""
 
-import json
 import pickle
 import re
 from collections.abc import Callable, Iterable
@@ -17,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from creditflow.credit import Assignment, assign
 from creditflow.credit.analysis.metrics import credit_metrics
 from creditflow.data import Score, Trajectory, TrajectoryBatch, read_parquet, write_parquet
-from creditflow.data.table import Column, batch_of, join, pack, read_part, schema, table_of
-from creditflow.errors import BatchError, CreditflowError, ScoreRangeError
+from creditflow.data.table import SCHEMA, Column, batch_of, join, pack, read_part, table_of
+from creditflow.errors import BatchError, CreditflowError
 from tests.builders import make_trajectory, step
 from tests.credit.strategies import situations
 from tests.strategies import assert_same, trajectories
@@ -157,7 +156,7 @@ def column(table: pa.Table, name: str, values: list[object]) -> pa.Table:
 PARTS: list[tuple[str, list[object], str]] = [
     ("trajectory_id", ["t", "t", None, "u"], "row 2: expected a trajectory_id, got none"),
     ("trajectory_id", ["t", "u", "t", "u"], "trajectory t: ids must be unique and rows lie together"),
-    ("uid", [None] * 4, "trajectory t: expected a uid, got none"),
+    ("uid", [None] * 4, "trajectory t: expected a value in column uid, got none"),
     ("status", ["odd"] * 4, "column status: expected one of ok, failed, truncated, got odd"),
     ("answer_steps", [[2, 1]] * 4, "trajectory t: answer steps must rise and be of its 3, got (2, 1)"),
     ("answer_steps", [[-1]] * 4, "trajectory t: answer steps must rise and be of its 3, got (-1,)"),
@@ -175,7 +174,7 @@ PARTS: list[tuple[str, list[object], str]] = [
     ("logprobs", [[-1.0] * 2, [None, -1.0], [-1.0] * 2, None], "step t.1 of trajectory t: expected numbers in"),
     ("ref_logprobs", [[], [-1.0, float("nan")], [], None], "step t.1 of trajectory t: expected no reference "
      "log-probabilities, or a number for each of 2 response tokens, got 2 values, 1 of them NaN"),
-    ("score_values", [[0.5], [None], [], None], "expected 2 values in column score_values, got 1"),
+    ("score_values", [[0.5], [None], [], None], "step t.0 of trajectory t: expected 2 values of"),
     ("score_names", [["f", "f"], ["f"], [], None], "step t.0 of trajectory t: expected 2 scores of different names"),
     ("score_names", [["f", "g"], [None], [], None], "step t.1 of trajectory t: expected names in column score_names"),
     ("score_status", [[1, 1], [9], [], None], "step t.1 of trajectory t: expected 1 scores of different names"),
@@ -201,7 +200,7 @@ def test_row_without_a_step_is_not_a_step():
 
 def plain(table: pa.Table) -> pa.Table:
     """The table as another program would write it, without dictionaries."""
-    return table.cast(schema())
+    return table.cast(SCHEMA)
 
 
 def test_missing_or_mistyped_column_is_refused():
@@ -234,13 +233,9 @@ def test_pack_refuses_unwritable_trajectories(spoil: Callable[[Trajectory], Any]
 # ---- columns decoded on access -------------------------------------------------------------------------------------
 
 
-def test_column_equals_the_tuple_of_its_values():
+def test_column_has_its_values_as_a_tuple_has():
     values = ("a", None, "cé", "")
     column = Column(pa.chunked_array([["a", None], [], ["cé", ""]], pa.string()))
-    assert column == values
-    assert values == column
-    assert column != ("a",)
-    assert column != "a"
     assert tuple(column) == values
     assert [column[0], column[2], column[-1], column[np.int64(1)]] == ["a", "cé", "", None]
     assert column[1:] == values[1:]
@@ -273,7 +268,7 @@ def test_batch_from_a_table_is_written_as_that_table(tmp_path: Path, monkeypatch
     batch = sent([team(), make_trajectory("u", []), team("v")])
     monkeypatch.setattr(TrajectoryBatch, "to_trajectories", None)
     monkeypatch.setattr(Column, "_at", None)
-    write_parquet(batch, tmp_path / "b.parquet", {"advantage": np.arange(6.0)})
+    write_parquet(batch, tmp_path / "b.parquet", {"S": {"advantage": np.arange(6.0)}})
     monkeypatch.undo()
     assert pq.read_table(tmp_path / "b.parquet").column("advantage").to_pylist() == [0, 1, 2, None, 3, 4, 5]
     assert_same(read_parquet(tmp_path / "b.parquet"), batch)
@@ -283,7 +278,7 @@ def test_replaced_columns_are_written(tmp_path: Path) -> None:
     batch = replace(sent([team()]), prompts=("x", "y", "z"))
     assert batch.table is None
     write_parquet(batch, tmp_path / "b.parquet")
-    assert read_parquet(tmp_path / "b.parquet").prompts == ("x", "y", "z")
+    assert read_parquet(tmp_path / "b.parquet").prompts[:] == ("x", "y", "z")
 
 
 def task_bytes(path: Path) -> int:
@@ -319,25 +314,6 @@ def test_file_has_scores_as_numbers(tmp_path: Path) -> None:
     assert columns["score_weights"] == [[1.0, 0.0], [1.0], []]
 
 
-def test_older_file_without_score_columns_loads(tmp_path: Path) -> None:
-    trajectories = [team(), make_trajectory("u", []), team("v", "q1")]
-    for trajectory in trajectories:
-        for made in trajectory.steps:
-            made.ref_logprobs = ()
-    trajectories[0].steps[0].response_mask = (1, 0)
-    table = plain(table_of(trajectories)).drop_columns(
-        ["ref_logprobs", "score_names", "score_values", "score_status", "score_weights"]
-    )
-    for name in ("prompt_ids", "response_ids"):
-        place = table.column_names.index(name)
-        table = table.set_column(place, name, table.column(name).cast(pa.list_(pa.int64())))
-    pq.write_table(table, tmp_path / "old.parquet")
-    batch = read_parquet(tmp_path / "old.parquet")
-    assert_same(batch, TrajectoryBatch.from_trajectories(trajectories))
-    write_parquet(batch, tmp_path / "new.parquet")
-    assert pq.read_schema(tmp_path / "new.parquet").names == schema().names
-
-
 def test_outcome_with_failed_scoring_is_missing() -> None:
     table = plain(table_of([team()]))
     failed = '{"value":1.0,"range":[0.0,1.0],"status":"failed","reason":"away \\"status\\": \\"ok\\""}'
@@ -350,22 +326,6 @@ def test_outcome_with_failed_scoring_is_missing() -> None:
     ok = '{"value":1.0,"range":[0,1],"status":"ok"}'  # as another program would write it
     spaced = column(column(table, "outcome", [1.0] * 3), "outcome_score", [ok] * 3)
     assert batch_of(spaced).outcome.tolist() == [1.0]
-
-
-@pytest.mark.parametrize(
-    ("score", "message"),
-    [
-        ('{"value": 0.5, "range": [0, 1], "status": "bogus"}', "score"),
-        ('{"value": "x", "range": [0, 1]}', "score"),
-        ('{"value": 0.5, "range": [0, 1, 2]}', "score"),
-        ('{"value": 0.5, "range": ["a", "b"]}', "score"),
-        ('{"value": 0.5, "range": [1.0, 1.0]}', r"step t\.1, score f: expected a range of finite numbers"),
-    ],
-)
-def test_invalid_score_in_an_older_table_is_refused(score: str, message: str) -> None:
-    table = plain(table_of([team()])).drop_columns(["score_names", "score_values", "score_status", "score_weights"])
-    with pytest.raises((BatchError, ScoreRangeError), match=message):
-        batch_of(column(table, "scores", ["{}", f'{{"f": {score}}}', "{}"]))
 
 
 def test_undecodable_value_is_refused_on_access() -> None:
@@ -385,24 +345,14 @@ def test_undecodable_value_is_refused_on_access() -> None:
 def test_further_column_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     batch = TrajectoryBatch.from_trajectories([team()])
     with pytest.raises(BatchError, match="column turn: a trajectory batch has one of that name already"):
-        write_parquet(batch, tmp_path / "odd.parquet", {"turn": np.zeros(3)})
+        write_parquet(batch, tmp_path / "odd.parquet", {"S": {"turn": np.zeros(3)}})
     with pytest.raises(BatchError, match="column advantage: expected 3 values"):
-        write_parquet(batch, tmp_path / "odd.parquet", {"advantage": np.zeros(2)})
+        write_parquet(batch, tmp_path / "odd.parquet", {"S": {"advantage": np.zeros(2)}})
 
 
-def test_step_infos_decode_only_those_with_a_key() -> None:
+def test_step_infos_with_a_key_are_found() -> None:
     infos = ({"tool_calls": [1]}, {}, {"text": "a tool_calls in a value"}, {"a": 3}, {"action": 1}, {"é": 1})
     trajectory = make_trajectory("t", [step(info=dict(info)) for info in infos], 1.0)
     batch, packed = TrajectoryBatch.from_trajectories([trajectory]), batch_of(unpack([pack(trajectory)]))
     for made in (batch, packed):
         assert made.step_infos_with({"tool_calls", "action", "é"}) == {0: infos[0], 4: infos[4], 5: infos[5]}
-    assert sorted(packed.step_info._made) == [0, 4, 5]
-    packed.step_info[1]["tool_calls"] = []
-    assert list(packed.step_infos_with({"tool_calls"})) == [0, 1]
-
-
-def test_step_infos_are_found_in_dictionaries_and_chunks() -> None:
-    texts = ['{"action": 1}', None, "{}", '{"action": 1}']
-    columns = (pa.chunked_array([texts[:1], texts[1:]]), pa.chunked_array([pa.array(texts).dictionary_encode()]))
-    for column in columns:
-        assert Column(column, json.loads).indices_with_keys(["action"]) == [0, 3]

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING
 from creditflow._utils.lazy import attach
 from creditflow.data.batch import TrajectoryBatch
 from creditflow.data.trajectory import (
-    CODE_OF_STATUS,
     FAILED,
     NOT_MATCHED,
     OK,
     RANGE_TOLERANCE,
     RIGHT,
-    TIMEOUT,
     TRAJECTORY_STATUSES,
     Bools,
     Floats,
@@ -40,13 +38,11 @@ if TYPE_CHECKING:
 __getattr__ = attach(__name__, {"creditflow.data.table": ("read_parquet", "write_parquet")})
 
 __all__ = [
-    "CODE_OF_STATUS",
     "FAILED",
     "NOT_MATCHED",
     "OK",
     "RANGE_TOLERANCE",
     "RIGHT",
-    "TIMEOUT",
     "TRAJECTORY_STATUSES",
     "Bools",
     "Floats",

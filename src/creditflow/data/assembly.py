@@ -59,9 +59,13 @@ class Places:
     step_ids: Sequence[str]
     trajectory_S: Ints
 
+    def trajectory(self, n: int) -> str:
+        """Trajectory `n` in words."""
+        return f"trajectory {self.trajectory_ids[n]}"
+
     def step(self, s: int) -> str:
         """Step `s` in words."""
-        return f"step {self.step_ids[s]} of trajectory {self.trajectory_ids[self.trajectory_S[s]]}"
+        return f"step {self.step_ids[s]} of {self.trajectory(int(self.trajectory_S[s]))}"
 
     def field(self, name: str) -> Callable[[int], str]:
         """The function that names field `name` of a step."""
@@ -85,7 +89,7 @@ def columns_of_records(shape: str, records: Sequence[Any], places: Places) -> di
             columns |= spec.per.coded(spec.name, *codes_of(values))
         elif spec.dtype is not None:
             columns[spec.name] = as_joined_column(values, values, spec.dtype, places.field(spec.per.record))
-        elif spec.per.optional and all(value in (None, (), {}) for value in values):
+        elif spec.per.optional and not any(map(len, values)):
             columns[spec.name] = ()
         else:
             columns[spec.name] = tuple(values)
@@ -196,13 +200,14 @@ def _scores(places: Places, lists: Mapping[str, Lists], score_names: Sequence[st
     """The [S, K] columns of scores."""
     code = lists["score_names"]
     values, status, weights = (lists[f"score_{name}"] for name in ("values", "status", "weights"))
-    for name, column in (("values", values), ("status", status), ("weights", weights)):
-        places.refuse(
-            column.lengths != code.lengths,
-            lambda s, name=name, column=column: (  # type: ignore[misc]
-                f"expected {code.lengths[s]} values in column score_{name}, got {column.lengths[s]}"
-            ),
-        )
+    lengths = np.stack([values.lengths, status.lengths, weights.lengths], axis=1)
+    places.refuse(
+        (lengths != code.lengths[:, None]).any(axis=1),
+        lambda s: (
+            f"expected {code.lengths[s]} values of score_values, score_status and score_weights, got "
+            f"{', '.join(map(str, lengths[s]))}"
+        ),
+    )
     shape, at_X = (len(code.lengths), len(score_names)), (code.owners(), code.values)
     value_SK, weight_SK = np.full(shape, np.nan), np.zeros(shape)
     status_SK = np.full(shape, NOT_MATCHED, dtype=np.int64)

@@ -9,7 +9,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any, Protocol, cast, runtime_checkable
+from functools import cached_property
+from typing import Any, cast
 
 import numpy as np
 
@@ -32,13 +33,6 @@ from creditflow.data.validation import INDICES, as_column, check_range, check_tr
 from creditflow.errors import BatchError
 
 
-@runtime_checkable
-class _Searchable(Protocol):
-    """A column from a table, see `table.Column`."""
-
-    def indices_with_keys(self, keys: AbstractSet[str]) -> Sequence[int]: ...
-
-
 def _turns(trajectory_S: Ints, agent_S: Ints) -> Ints:
     """[S] the number of earlier steps of the same agent in the same trajectory."""
     pair_S = trajectory_S * (int(agent_S.max(initial=0)) + 1) + agent_S
@@ -56,7 +50,7 @@ def outcome_value(outcome: Score | None) -> float:
     return clip_rounding(cast(float, outcome.value), *outcome.range)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class TrajectoryBatch(Columns):
     """N trajectories with S steps in columns, the input of credit, engine and ledger.
 
@@ -69,51 +63,39 @@ class TrajectoryBatch(Columns):
         """[S, K] whether the score exists and is ok."""
         return np.equal(self.score_status, OK)
 
-    @property
+    @cached_property
     def sampled_of_step(self) -> Ints:
         """[S] the number of sampled response tokens."""
+        first_S, counts_S = self.token_offsets[:-1], np.zeros(self.n_steps, dtype=np.int64)
+        at = np.flatnonzero(np.diff(self.token_offsets))
+        if at.size:  # empty steps add nothing between their neighbours
+            counts_S[at] = np.add.reduceat(self.response_mask, first_S[at], dtype=np.int64)
+        return counts_S
 
-        def compute() -> Ints:
-            first_S, counts_S = self.token_offsets[:-1], np.zeros(self.n_steps, dtype=np.int64)
-            at = np.flatnonzero(np.diff(self.token_offsets))
-            if at.size:  # empty steps add nothing between their neighbours
-                counts_S[at] = np.add.reduceat(self.response_mask, first_S[at], dtype=np.int64)
-            return counts_S
-
-        return self.derived("sampled", compute)
-
-    @property
+    @cached_property
     def parents_of_step(self) -> Ints:
         """[S] the number of parents."""
-        return self.derived("parents", lambda: np.bincount(self.edge_child, minlength=self.n_steps))
+        return np.bincount(self.edge_child, minlength=self.n_steps)
 
-    @property
+    @cached_property
     def share_of_step(self) -> Floats:
         """[S] the share of the credit that the step passes which each parent gets: it is divided evenly."""
-        return self.derived("shares", lambda: 1.0 / np.maximum(self.parents_of_step, 1))
+        return 1.0 / np.maximum(self.parents_of_step, 1)
 
-    @property
+    @cached_property
     def is_answer_step(self) -> Bools:
         """[S] the answer steps: those named by the workflow, else the last of the trajectory."""
+        trajectory_S = self.trajectory_of_step
+        named_N = np.bincount(trajectory_S[self.is_answer], minlength=self.n_trajectories) > 0
+        last_S = np.append(trajectory_S[1:] != trajectory_S[:-1], True)
+        answer_S: Bools = self.is_answer | (last_S & ~named_N[trajectory_S])
+        return answer_S
 
-        def compute() -> Bools:
-            trajectory_S = self.trajectory_of_step
-            named_N = np.bincount(trajectory_S[self.is_answer], minlength=self.n_trajectories) > 0
-            last_S = np.append(trajectory_S[1:] != trajectory_S[:-1], True)
-            answer_S: Bools = self.is_answer | (last_S & ~named_N[trajectory_S])
-            return answer_S
-
-        return self.derived("answers", compute)
-
-    @property
+    @cached_property
     def answers_of_step(self) -> Ints:
         """[S] the number of answer steps of the step's trajectory, at least 1."""
-
-        def compute() -> Ints:
-            answers_N = np.bincount(self.trajectory_of_step[self.is_answer_step], minlength=self.n_trajectories)
-            return np.maximum(answers_N, 1)[self.trajectory_of_step]
-
-        return self.derived("answers_of_step", compute)
+        answers_N = np.bincount(self.trajectory_of_step[self.is_answer_step], minlength=self.n_trajectories)
+        return np.maximum(answers_N, 1)[self.trajectory_of_step]
 
     def sampled_by(self, *policies: str) -> Bools:
         """[S] whether a policy of these names generated the step."""
@@ -122,8 +104,6 @@ class TrajectoryBatch(Columns):
     @classmethod
     def from_trajectories(cls, trajectories: Iterable[Trajectory]) -> TrajectoryBatch:
         """Build a batch from trajectories. Raises BatchError for fields of the wrong type, and as `validate` does."""
-        if isinstance(trajectories, Trajectory):
-            raise BatchError("expected a list of trajectories, got one; put it in a list")
         if not isinstance(trajectories, Iterable):
             raise BatchError(f"expected a list of trajectories, got {shown(trajectories)}")
         trajectories = list(trajectories)
@@ -267,13 +247,8 @@ class TrajectoryBatch(Columns):
         return batch
 
     def step_infos_with(self, keys: AbstractSet[str]) -> dict[int, Mapping[str, Any]]:
-        """The infos of the steps that have one of `keys`, by the index of the step.
-
-        A batch from a table decodes only these.
-        """
-        infos = self.step_info
-        candidates = infos.indices_with_keys(keys) if isinstance(infos, _Searchable) else range(len(infos))
-        return {s: info for s in candidates if not keys.isdisjoint(info := infos[s])}
+        """The infos of the steps that have one of `keys`, by the index of the step."""
+        return {s: info for s, info in enumerate(self.step_info) if not keys.isdisjoint(info)}
 
     def to_trajectories(self) -> list[Trajectory]:
         """Convert the columns back to trajectories."""

@@ -68,38 +68,29 @@ class Per:
 
 
 class _Remembered:
-    """Facts about a batch in slots rather than fields, so that a copy with other columns drops them."""
+    """Facts about a batch that are no fields, so that a copy with other columns drops them, and so does a pickle."""
 
-    __slots__ = ("_derived", "_table", "_validated")
-
-    _derived: dict[str, Any]
-
-    @property
-    def table(self) -> Any:
-        """The `pyarrow.Table` from which the batch was built (`table.batch_of`); None for any other batch."""
-        return getattr(self, "_table", None)
-
-    @property
-    def validated(self) -> bool:
-        """Whether `validate` has passed the columns. Columns must not be written to afterwards."""
-        return getattr(self, "_validated", False)
+    table: Any = None
+    """The `pyarrow.Table` with the same data from which the batch was built (`table.batch_of`), if any."""
+    validated: bool = False
+    """Whether `validate` has passed the columns. Columns must not be written to afterwards."""
 
     def derived(self, name: str, compute: Callable[[], T]) -> T:
         """The value of `compute`, which depends on the columns alone; computed once under this name."""
-        if not hasattr(self, "_derived"):
-            object.__setattr__(self, "_derived", {})
-        if name not in self._derived:
-            self._derived[name] = compute()
-        value: T = self._derived[name]
-        return value
+        values: dict[str, T] = self.__dict__.setdefault("_derived", {})
+        if name not in values:
+            values[name] = compute()
+        return values[name]
 
-    def remember(self, *, table: Any = None, validated: bool = False) -> None:
-        """Keep `table`, which must hold the same data as the columns: `write_parquet` writes it instead."""
-        object.__setattr__(self, "_table", self.table if table is None else table)
-        object.__setattr__(self, "_validated", self.validated or validated)
+    def remember(self, **facts: Any) -> None:
+        """Set `table` or `validated`."""
+        self.__dict__.update(facts)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: self.__dict__[name] for name in self.__dataclass_fields__}  # type: ignore[attr-defined]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Columns(_Remembered):
     """The columns of N trajectories with S steps; `TrajectoryBatch` adds constructors."""
 

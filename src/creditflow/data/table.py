@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +27,6 @@ from creditflow.data.assembly import Lists, Places, columns_of_lists, offsets_of
 from creditflow.data.batch import TrajectoryBatch
 from creditflow.data.columns import ColumnSpec, column_specs
 from creditflow.data.trajectory import (
-    CODE_OF_STATUS,
     NOT_MATCHED,
     OK,
     Bools,
@@ -37,47 +35,38 @@ from creditflow.data.trajectory import (
     Task,
     Trajectory,
 )
-from creditflow.data.validation import check_range, first_true, validate
+from creditflow.data.validation import check_outcome_status, first_true, validate
 from creditflow.errors import BatchError, first_line
 
 T = TypeVar("T")
 
-_TEXT, _INTS, _IDS, _REALS = pa.string(), pa.list_(pa.int64()), pa.list_(pa.int32()), pa.list_(pa.float64())
-_OF_TRAJECTORY = pa.schema(
-    [
-        ("trajectory_id", _TEXT),
-        ("uid", _TEXT),
-        ("task", _TEXT),  # JSON
-        ("answer", _TEXT),
-        ("answer_steps", _INTS),
-        ("outcome", pa.float64()),
-        ("outcome_score", _TEXT),  # JSON
-        ("outcomes", _TEXT),  # JSON: agent -> score; null without any
-        ("status", _TEXT),
-        ("trajectory_info", _TEXT),  # JSON
-    ]
-)
+_TEXT, _INTS, _REALS = pa.string(), pa.list_(pa.int64()), pa.list_(pa.float64())
+_JOINED = {"answer_steps", "parents", "version_spans", "score_names", "score_values", "score_status", "score_weights"}
+"""Columns of lists that are not lists of one value per token."""
+FORMAT = 2
+"""Version of the columns, in a file's metadata. Files of another version are refused."""
+
+
+def _specs(*shapes: str) -> list[ColumnSpec]:
+    """The columns of a batch with these shapes that are columns of a table as well, in `_JOINED` apart."""
+    return [spec for spec in column_specs() if spec.per.shape in shapes and spec.per.table not in {"", *_JOINED}]
+
+
+def _fields(*shapes: str) -> Iterator[tuple[str, pa.DataType]]:
+    """Name and type of these columns: text for names and for objects, which are written as JSON."""
+    for spec in _specs(*shapes):
+        type = _TEXT
+        if spec.dtype is not None and not spec.per.into:
+            type = pa.int8() if spec.dtype == np.bool_ else pa.from_numpy_dtype(spec.dtype)
+        yield spec.per.table, pa.list_(type) if spec.per.shape in ("P", "T") else type
+
+
+_OF_TRAJECTORY = pa.schema([*_fields("N"), ("answer_steps", _INTS)])
 _OF_STEP = pa.schema(
     [
-        ("step_id", _TEXT),
-        ("index", pa.int64()),
-        ("agent", _TEXT),
-        ("turn", pa.int64()),
+        *_fields("S", "P", "T"),
         ("parents", _INTS),
-        ("prompt", _TEXT),
-        ("response", _TEXT),
-        ("prompt_ids", _IDS),
-        ("response_ids", _IDS),
-        ("response_mask", pa.list_(pa.int8())),
-        ("logprobs", _REALS),
-        ("temperature", pa.float64()),
-        ("policy", _TEXT),
-        ("policy_version", pa.int64()),
         ("version_spans", _INTS),  # first token and version of each span, in one list
-        ("scores", _TEXT),  # JSON: name -> score
-        ("stratum", _TEXT),
-        ("step_info", _TEXT),  # JSON
-        ("ref_logprobs", _REALS),
         # The scores again, as the numbers from which credit is computed.
         ("score_names", pa.list_(_TEXT)),
         ("score_values", _REALS),  # rescaled to [0, 1]; null if the scoring failed
@@ -85,50 +74,28 @@ _OF_STEP = pa.schema(
         ("score_weights", _REALS),
     ]
 )
-_CAME_LATER = {
-    *("ref_logprobs", "score_names", "score_values", "score_status", "score_weights"),
-    *("outcomes", "version_spans"),
-}
-"""Columns that older files do not have."""
-FORMAT = 2
-"""Version of the columns, in a file's metadata. Older files are converted when they are read, newer ones refused."""
-
-
-_SCHEMA = pa.schema([*_OF_TRAJECTORY, *_OF_STEP])
-
-
-def schema() -> pa.Schema:
-    """The columns of a table: trajectory columns, then step columns."""
-    return _SCHEMA
+SCHEMA = pa.schema([*_OF_TRAJECTORY, *_OF_STEP])
+"""The columns of a table: trajectory columns, then step columns."""
 
 
 class Column(Sequence[T]):
-    """Values of an Arrow column, each decoded on access. Equal to a tuple of the same values.
+    """Values of an Arrow column, each decoded on access.
 
     Access raises BatchError for a value that cannot be decoded, so was not written by this module.
     """
-
-    __slots__ = ("_decode", "_made", "_name", "_values")
 
     def __init__(self, values: pa.ChunkedArray, decode: Callable[[Any], T] | None = None, name: str = "") -> None:
         self._values, self._decode, self._name = values, decode, name
         self._made: dict[int, T] = {}  # so that each access returns the same mutable object
 
-    def __getstate__(self) -> tuple[Any, ...]:
+    def __getstate__(self) -> dict[str, Any]:
         # A pickled slice has the whole buffer that it views, so the values of many slices are copied to one first.
-        return pa.chunked_array([_whole(self._values)]), self._decode, self._name, self._made
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self._values, self._decode, self._name, self._made = state
+        return {**self.__dict__, "_values": pa.chunked_array([_whole(self._values)])}
 
     def __len__(self) -> int:
         return len(self._values)
 
-    @overload
-    def __getitem__(self, at: int) -> T: ...
-    @overload
-    def __getitem__(self, at: slice) -> tuple[T, ...]: ...
-    def __getitem__(self, at: int | slice) -> T | tuple[T, ...]:
+    def __getitem__(self, at: int | slice) -> Any:
         if isinstance(at, slice):
             return tuple(self._at(i) for i in range(len(self))[at])
         return self._at(range(len(self))[at])
@@ -144,33 +111,12 @@ class Column(Sequence[T]):
                 raise BatchError(f"column {self._name}, entry {i}: {first_line(error)}") from error
         return self._made[i]
 
-    def indices_with_keys(self, keys: Iterable[str]) -> list[int]:
-        """Indices of the entries that may have one of `keys`, in a column of JSON objects.
-
-        Entries whose text contains a key, and all decoded entries, which callers may have changed.
-        """
-        indices, texts = set(self._made), _plain(self._values)
-        for key in keys:
-            for spelled in {json.dumps(key), json.dumps(key, ensure_ascii=False)}:
-                indices.update(np.flatnonzero(pc.match_substring(texts, spelled).fill_null(False)).tolist())
-        return sorted(indices)
-
     def __iter__(self) -> Iterator[T]:
         if self._decode is None:
             for chunk in self._values.iterchunks():
                 yield from chunk.to_pylist()
         else:
             yield from (self._at(i) for i in range(len(self)))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Sequence) or isinstance(other, str):
-            return NotImplemented
-        return len(self) == len(other) and all(mine == its for mine, its in zip(self, other, strict=True))
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return f"Column({len(self)} values)"
 
 
 # ---- to a table ----------------------------------------------------------------------------------------------------
@@ -202,45 +148,27 @@ _TEXTS = ("prompt", "response", "scores", "step_info")
 """Long texts of steps, nearly half of a batch's bytes. Most rules of credit read none of them."""
 
 
-class Part(NamedTuple):
-    """The rows of one message."""
-
-    columns: pa.RecordBatch
-    """All columns but the long texts."""
-    texts: pa.RecordBatch
-
-
-def read_part(message: bytes | memoryview, name: str) -> Part:
+def read_part(message: bytes | memoryview, name: str) -> pa.RecordBatch:
     """Read the trajectories in one message.
 
     Raises BatchError, with the given name, for a damaged message, or one packed by a version of creditflow with another
     schema.
     """
-    rows = pa.ipc.read_record_batch(_opened(memoryview(message), name), schema())
-    return Part(rows.select(_places(texts=False)), rows.select(_places(texts=True)))
+    return pa.ipc.read_record_batch(_opened(memoryview(message), name), SCHEMA)
 
 
-@cache
-def _places(texts: bool) -> list[int]:
-    """The indices of the columns with long texts, or of the others."""
-    return [i for i, name in enumerate(schema().names) if (name in _TEXTS) == texts]
-
-
-def join(parts: Sequence[Part]) -> pa.Table:
+def join(parts: Sequence[pa.RecordBatch]) -> pa.Table:
     """Join the rows of several messages, in order. Long texts are not copied.
 
     Raises BatchError if a column of all messages together is too large for Arrow.
     """
-    if not parts:
-        return _spread(schema().empty_table())
+    table = pa.Table.from_batches(parts, SCHEMA)
     try:
-        # One chunk for each column, so that the batch can view its tokens without a copy.
-        joined = pa.concat_batches([part.columns for part in parts])
+        # One chunk for each other column, so that the batch can view its tokens without a copy.
+        columns = [table.column(name) if name in _TEXTS else _whole(table.column(name)) for name in SCHEMA.names]
     except pa.ArrowInvalid as error:
         raise BatchError(f"{len(parts)} messages are too large for one batch; train on fewer tasks: {error}") from error
-    texts = pa.Table.from_batches([part.texts for part in parts])
-    columns = [texts.column(name) if name in _TEXTS else joined.column(name) for name in schema().names]
-    return _spread(pa.table(columns, schema=schema()))
+    return _spread(pa.table(columns, schema=SCHEMA))
 
 
 _CODEC = pa.Codec("lz4")
@@ -260,12 +188,10 @@ def _opened(message: memoryview, name: str) -> pa.Buffer:
 
 def _checksum(rest: bytes | memoryview) -> bytes:
     """CRC-32 of the schema and `rest`, so that a message with other columns does not match."""
-    return zlib.crc32(rest, _schema_checksum()).to_bytes(_CHECKSUM, "little")
+    return zlib.crc32(rest, _SCHEMA_CHECKSUM).to_bytes(_CHECKSUM, "little")
 
 
-@cache
-def _schema_checksum() -> int:
-    return zlib.crc32(schema().serialize())
+_SCHEMA_CHECKSUM = zlib.crc32(SCHEMA.serialize())
 
 
 def _compact(batch: TrajectoryBatch) -> pa.RecordBatch:
@@ -284,7 +210,7 @@ def _compact(batch: TrajectoryBatch) -> pa.RecordBatch:
         step_of_row[np.repeat(lengths_N > 0, rows_N)] = np.arange(batch.n_steps)
         of_steps = {name: _take(values, step_of_row) for name, values in of_steps.items()}
     columns |= of_steps
-    return pa.record_batch([columns[name] for name in schema().names], schema=schema())
+    return pa.record_batch([columns[name] for name in SCHEMA.names], schema=SCHEMA)
 
 
 def _of_trajectories(batch: TrajectoryBatch) -> dict[str, pa.Array]:
@@ -321,25 +247,16 @@ def _of_steps(batch: TrajectoryBatch) -> dict[str, pa.Array]:
     }
 
 
-def _plain_specs(shape: str) -> list[ColumnSpec]:
-    """The columns of a table with one value for each trajectory (shape N) or step (S), and no list."""
-    return [
-        spec
-        for spec in column_specs()
-        if spec.per.shape == shape and spec.per.table and not pa.types.is_list(_SCHEMA.field(spec.per.table).type)
-    ]
-
-
 def _plain_columns(batch: TrajectoryBatch, shape: str, what: str, ids: Sequence[str]) -> dict[str, pa.Array]:
     """The columns of a table with one value for each trajectory or step."""
     columns = {}
-    for spec in _plain_specs(shape):
+    for spec in _specs(shape):
         name, values = spec.per.table, getattr(batch, spec.name)
         if spec.per.into:
             columns[name] = _names(spec.per.names(batch), values)
         elif spec.dtype is not None:
             columns[name] = pa.array(
-                values, _SCHEMA.field(name).type, mask=np.isnan(values) if name == "outcome" else None
+                values, SCHEMA.field(name).type, mask=np.isnan(values) if name == "outcome" else None
             )
         elif name in _DECODERS:
             texts = (value or None for value in values) if spec.per.optional else values
@@ -429,15 +346,15 @@ def batch_of(table: pa.Table) -> TrajectoryBatch:
     rows = _known(table)
     first_R, has_step_R = _starts(rows)
     trajectories = rows.select(_OF_TRAJECTORY.names).filter(pa.array(first_R))
-    steps = rows if has_step_R.all() else _without_empty(rows, has_step_R)
+    steps = rows.select(_OF_STEP.names)
+    if not has_step_R.all():  # column by column: a table is cut at every chunk of its texts first
+        steps = pa.table([column.filter(pa.array(has_step_R)) for column in steps.columns], names=_OF_STEP.names)
     trajectory_S = (np.cumsum(first_R) - 1)[has_step_R]
     places = Places(Column(trajectories.column("trajectory_id")), Column(steps.column("step_id")), trajectory_S)
     _refuse_nulls(places, trajectories, steps)
-    _refuse_failed_outcomes(trajectories)
+    _refuse_failed_outcomes(places, trajectories)
     lists = {f.name: _lists_of(steps.column(f.name), f.name, places.step) for f in _OF_STEP if pa.types.is_list(f.type)}
-    answer_steps = _lists_of(
-        trajectories.column("answer_steps"), "answer_steps", lambda n: f"trajectory {places.trajectory_ids[n]}"
-    )
+    answer_steps = _lists_of(trajectories.column("answer_steps"), "answer_steps", places.trajectory)
     _, score_names = _codes(_whole(steps.column("score_names")).flatten())
     batch = TrajectoryBatch(
         **_read_plain(trajectories, "N"),
@@ -451,67 +368,19 @@ def batch_of(table: pa.Table) -> TrajectoryBatch:
     return batch
 
 
-def _without_empty(table: pa.Table, has_step_R: Bools) -> pa.Table:
-    """The rows of steps. Lists share their values with `table`: a filter would copy all tokens."""
-    kept = pa.array(has_step_R)
-    columns = []
-    for column in table.columns:
-        whole = _whole(column) if pa.types.is_list(column.type) else None
-        if whole is None or np.diff(whole.offsets.to_numpy())[~has_step_R].any():  # not in tables of this module
-            columns.append(column.filter(kept))
-            continue
-        offsets, missing_R = whole.offsets.to_numpy(), whole.is_null().to_numpy(False)
-        bounds = np.append(offsets[:-1][has_step_R], offsets[-1])
-        mask = pa.array(missing_R[has_step_R]) if missing_R[has_step_R].any() else None
-        columns.append(pa.ListArray.from_arrays(pa.array(bounds), whole.values, mask=mask))
-    return pa.table(dict(zip(table.column_names, columns, strict=True)))
-
-
 def _known(table: pa.Table) -> pa.Table:
-    """Select a batch's columns and cast them to the schema's types; add the columns that older tables lack."""
-    present = set(table.column_names)
-    if missing := sorted(set(schema().names) - _CAME_LATER - present):
+    """Select a batch's columns and cast them to the schema's types."""
+    if missing := sorted(set(SCHEMA.names) - set(table.column_names)):
         raise BatchError(f"expected the columns of a trajectory batch, missing {', '.join(missing)}")
-    try:
-        later = _from_before(table) if _CAME_LATER - present else {}
-    except (ValueError, TypeError, KeyError) as error:  # an invalid status, range or value of a score
-        raise BatchError(f"column scores: {first_line(error)}") from error
     columns = []
-    for field in schema():
-        column = table.column(field.name) if field.name in present else later[field.name]
+    for field in SCHEMA:
+        column = table.column(field.name)
         coded = field.type == _TEXT and pa.types.is_dictionary(column.type)
         try:
             columns.append(column if coded or column.type == field.type else column.cast(field.type))
         except pa.ArrowException as error:
             raise BatchError(f"column {field.name}: expected {field.type}, got {column.type}: {error}") from error
-    return pa.table(columns, names=schema().names)
-
-
-def _from_before(table: pa.Table) -> dict[str, pa.Array]:
-    """The columns that an older table lacks: the scores' numbers from JSON, and nothing in the others."""
-    scores, ids = Column(table.column("scores"), _scores_of_json, "scores"), table.column("step_id")
-    masks = table.column("response_mask").to_pylist()
-
-    def column(value: Callable[[str, Score, int], object]) -> list[list[object] | None]:
-        return [
-            [value(name, score, r) for name, score in scores[r].items()] if ids[r].is_valid else None
-            for r in range(table.num_rows)
-        ]
-
-    def rescaled(name: str, score: Score, r: int) -> float | None:
-        check_range(f"step {ids[r]}, score {name}", score)
-        return score.rescaled_over(masks[r] or ()) if score.status == "ok" else None
-
-    later = {
-        "ref_logprobs": [[] if id.is_valid else None for id in ids],
-        "outcomes": [None] * table.num_rows,
-        "version_spans": [[] if id.is_valid else None for id in ids],
-        "score_names": column(lambda name, score, r: name),
-        "score_values": column(rescaled),
-        "score_status": column(lambda name, score, r: CODE_OF_STATUS[score.status]),
-        "score_weights": column(lambda name, score, r: score.weight),
-    }
-    return {name: pa.array(values, type=schema().field(name).type) for name, values in later.items()}
+    return pa.table(columns, names=SCHEMA.names)
 
 
 def _starts(table: pa.Table) -> tuple[Bools, Bools]:
@@ -534,45 +403,34 @@ def _starts(table: pa.Table) -> tuple[Bools, Bools]:
     return first_R, has_step_R
 
 
-_OPTIONAL = ("answer", "outcome", "outcome_score", "outcomes", "stratum")
+_OPTIONAL = {"answer", "outcome", "outcome_score", "outcomes", "stratum"}
 """Columns that may be null."""
 
 
-def _refuse_failed_outcomes(trajectories: pa.Table) -> None:
+def _refuse_failed_outcomes(places: Places, trajectories: pa.Table) -> None:
     """Raise BatchError if an outcome has a number although its scoring failed.
 
     A score is decoded only if its text lacks `"status": "ok"` as this module writes it. Inside a JSON string the quotes
     would be escaped, so the match is safe.
     """
-    scores = trajectories.column("outcome_score")
-    says_ok = pc.match_substring(_plain(scores), '"status": "ok"').fill_null(True)
-    odd_N = trajectories.column("outcome").is_valid().to_numpy() & ~says_ok.to_numpy(zero_copy_only=False)
-    for n in np.flatnonzero(odd_N).tolist():
-        score = _outcome_of_json(scores[n].as_py())
-        if score is not None and score.status != "ok":
-            raise BatchError(
-                f"trajectory {trajectories.column('trajectory_id')[n]}: an outcome of "
-                f"{trajectories.column('outcome')[n]}, but its scoring has status {score.status}"
-            )
+    scores, outcome_N = trajectories.column("outcome_score"), trajectories.column("outcome").to_numpy()
+    says_ok = pc.match_substring(_plain(scores), '"status": "ok"').fill_null(True).to_numpy(False)
+    for n in np.flatnonzero(~np.isnan(outcome_N) & ~says_ok).tolist():
+        check_outcome_status(places.trajectory(n), _outcome_of_json(scores[n].as_py()), outcome_N[n])
 
 
 def _refuse_nulls(places: Places, trajectories: pa.Table, steps: pa.Table) -> None:
-    for name in trajectories.column_names:
-        column = trajectories.column(name)
-        if name not in _OPTIONAL and column.null_count:
-            trajectory = places.trajectory_ids[first_true(column.is_null().to_numpy())]
-            raise BatchError(f"trajectory {trajectory}: expected a {name}, got none")
-    for name in _OF_STEP.names:
-        column = steps.column(name)
-        if name not in _OPTIONAL and column.null_count:
-            step = places.step(first_true(column.is_null().to_numpy()))
-            raise BatchError(f"{step}: expected a value in column {name}, got none")
+    for table, place in ((trajectories, places.trajectory), (steps, places.step)):
+        for name in set(table.column_names) - _OPTIONAL:
+            if table.column(name).null_count:
+                where = place(first_true(table.column(name).is_null().to_numpy()))
+                raise BatchError(f"{where}: expected a value in column {name}, got none")
 
 
 def _read_plain(table: pa.Table, shape: str) -> dict[str, Any]:
     """The columns of a batch with one entry for each row."""
     columns: dict[str, Any] = {}
-    for spec in _plain_specs(shape):
+    for spec in _specs(shape):
         name, column = spec.per.table, table.column(spec.per.table)
         if spec.per.into:
             columns |= spec.per.coded(spec.name, *_codes(column))
@@ -674,38 +532,35 @@ _SPLIT = ("prompt_ids", "response_ids", "logprobs", "ref_logprobs")
 def write_parquet(
     batch: TrajectoryBatch,
     path: Path | str,
-    step_columns: Mapping[str, NDArray[Any]] | None = None,
+    further: Mapping[str, Mapping[str, NDArray[Any]]] | None = None,
     *,
-    trajectory_columns: Mapping[str, NDArray[Any]] | None = None,
-    token_columns: Mapping[str, NDArray[Any]] | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write one row per step, and one per trajectory without steps, with the columns of `schema`.
+    """Write one row per step, and one per trajectory without steps, with the columns of `SCHEMA`.
 
-    A batch built from a table is written as that table. `step_columns`, `trajectory_columns`, `token_columns`: further
-    [S], [N] and [T] columns for readers of the file, such as an assignment's credit; they are not part of the batch.
+    A batch built from a table is written as that table. `further`: columns by name under "S", "N" and "T", with a value
+    for each step, trajectory or response token, such as an assignment's credit; they are not part of the batch.
     `facts`: metadata of the file as a whole, as JSON values. The file is written in place; `runs` writes crash-safe.
     """
-    table, step_columns = table_of(batch), step_columns or {}
+    table, further = table_of(batch), {"S": {}, "N": {}, "T": {}, **(further or {})}
     has_step_R = table.column("step_id").is_valid().to_numpy()
     step_of_row = np.where(has_step_R, np.cumsum(has_step_R) - 1, -1)
     trajectory_of_row = np.cumsum(_starts(table)[0]) - 1
-    further = (
-        ("step", batch.n_steps, step_columns, step_of_row),
-        ("trajectory", batch.n_trajectories, trajectory_columns or {}, trajectory_of_row),
-        ("response token", len(batch.response_ids), token_columns or {}, step_of_row),
-    )
-    for each, expected, counts, of_row in further:
-        for name, values in counts.items():
-            if name in table.column_names:
-                raise BatchError(f"column {name}: a trajectory batch has one of that name already")
-            if len(values) != expected:
-                raise BatchError(f"column {name}: expected {expected} values, one per {each}, got {len(values)}")
-            of_tokens = counts is token_columns
-            array = _lists(batch.token_offsets, values, pa.float64()) if of_tokens else pa.array(values)
-            table = table.append_column(name, _take(array, of_row))
-    repeated = {*_REPEATED, *step_columns, *(trajectory_columns or {})}
-    split = {*_SPLIT, *(token_columns or {})}
+    rows = {
+        "S": ("step", batch.n_steps, step_of_row),
+        "N": ("trajectory", batch.n_trajectories, trajectory_of_row),
+        "T": ("response token", len(batch.response_ids), step_of_row),
+    }
+    for shape, name in [(key, name) for key, columns in further.items() for name in columns]:
+        each, expected, of_row = rows[shape]
+        values = further[shape][name]
+        if name in table.column_names:
+            raise BatchError(f"column {name}: a trajectory batch has one of that name already")
+        if len(values) != expected:
+            raise BatchError(f"column {name}: expected {expected} values, one per {each}, got {len(values)}")
+        array = _lists(batch.token_offsets, values, pa.float64()) if shape == "T" else pa.array(values)
+        table = table.append_column(name, _take(array, of_row))
+    repeated, split = {*_REPEATED, *further["S"], *further["N"]}, {*_SPLIT, *further["T"]}
     leaf = {f.name: f"{f.name}.list.element" if pa.types.is_list(f.type) else f.name for f in table.schema}
     with pq.ParquetWriter(
         path,
@@ -747,8 +602,8 @@ def _facts(file: pq.ParquetFile) -> dict[str, Any]:
     facts = json.loads((file.metadata.metadata or {}).get(_FACTS, b"{}"))
     if not isinstance(facts, dict):
         raise ValueError(f"expected an object under the key {_FACTS.decode()}, got {facts!r}")
-    if (version := facts.pop("format", 1)) not in range(1, FORMAT + 1):
-        raise ValueError(f"a file of format {version}; this creditflow reads up to {FORMAT}: update creditflow")
+    if (version := facts.pop("format", FORMAT)) != FORMAT:
+        raise ValueError(f"a file of format {version}; this creditflow reads {FORMAT}: use the one that wrote it")
     return facts
 
 
@@ -760,7 +615,7 @@ def read_beside(
     `further`: for each name, S, N or T: a value for each step, trajectory or response token. Raises BatchError for a
     file of another kind or with inconsistent columns.
     """
-    names = {**dict.fromkeys(schema().names, ""), **(further or {})}
+    names = {**dict.fromkeys(SCHEMA.names, ""), **(further or {})}
     try:
         repeated = [field.name for field in _OF_TRAJECTORY if field.type == _TEXT]
         with pq.ParquetFile(path, read_dictionary=repeated) as file:  # pq.read_table would import pandas

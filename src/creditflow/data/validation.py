@@ -6,26 +6,18 @@ Messages name the column, the step or the trajectory, the expected and the actua
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from graphlib import CycleError as GraphlibCycleError
-from graphlib import TopologicalSorter
+from dataclasses import fields
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from creditflow.data.columns import Columns, column_specs
 from creditflow.data.trajectory import CODE_OF_STATUS, OK, TRAJECTORY_STATUSES, Bools, Ints, Score, Step, Trajectory
-from creditflow.errors import (
-    BatchError,
-    CycleError,
-    NotFiniteError,
-    OrderError,
-    ScoreRangeError,
-    ShapeError,
-    did_you_mean,
-)
+from creditflow.errors import BatchError, NotFiniteError, OrderError, ScoreRangeError, ShapeError, did_you_mean
 
 _COLUMN_TOLERANCE = 1e-9
 """Columns hold rescaled, clipped scores; the mean of several may still leave [0, 1] by rounding."""
@@ -96,80 +88,93 @@ def _check_columns(batch: Columns) -> None:
             size[spec.per.bounds] = int(column[-1])
 
 
+def _refuse(wrong: Bools, kind: type[BatchError], why: Callable[[int], str]) -> None:
+    """Raise an error of this kind for the first true entry."""
+    if wrong.any():
+        raise kind(why(first_true(wrong)))
+
+
 def _check_offsets(batch: Columns, name: str, offsets: Ints) -> None:
     if offsets[0] != 0:
         raise ShapeError(f"column {name}: expected 0 as the first, got {offsets[0]}")
-    if (wrong := offsets[1:] < offsets[:-1]).any():
-        at = first_true(wrong)
-        raise ShapeError(
-            f"step {batch.step_ids[at]}: expected {name} that do not decrease, got {offsets[at + 1]} after "
-            f"{offsets[at]}"
-        )
+    _refuse(
+        offsets[1:] < offsets[:-1],
+        ShapeError,
+        lambda s: (
+            f"step {batch.step_ids[s]}: expected {name} that do not decrease, got {offsets[s + 1]} after {offsets[s]}"
+        ),
+    )
 
 
 def _check_indices(batch: Columns) -> None:
     for spec in column_specs():
-        if not spec.per.into:
-            continue
-        column, low, high = getattr(batch, spec.name), spec.per.low, len(spec.per.names(batch))
-        if column.size and (column.min() < low or column.max() >= high):
-            at = first_true(((column < low) | (column >= high)).ravel())
-            raise BatchError(
-                f"column {spec.name}, entry {at}: expected an index from {low} to {high - 1}, got {column.ravel()[at]}"
-            )
+        if spec.per.into:
+            column, low, high = getattr(batch, spec.name).ravel(), spec.per.low, len(spec.per.names(batch))
+            where = f"column {spec.name}, entry"
+            if column.size and (column.min() < low or column.max() >= high):
+                at = first_true((column < low) | (column >= high))
+                raise BatchError(f"{where} {at}: expected an index from {low} to {high - 1}, got {column[at]}")
 
 
 def _check_order(batch: Columns) -> None:
-    trajectory_S = batch.trajectory_of_step
-    if (wrong := np.diff(trajectory_S) < 0).any():
-        s = first_true(wrong) + 1
-        raise OrderError(
-            f"step {batch.step_ids[s]}: expected steps to lie trajectory by trajectory, got one of "
-            f"{batch.trajectory_ids[trajectory_S[s]]} after one of {batch.trajectory_ids[trajectory_S[s - 1]]}"
-        )
+    trajectory_S, step_ids, trajectory_ids = batch.trajectory_of_step, batch.step_ids, batch.trajectory_ids
+    _refuse(
+        np.diff(trajectory_S) < 0,
+        OrderError,
+        lambda s: (
+            f"step {step_ids[s + 1]}: expected steps to lie trajectory by trajectory, got one of "
+            f"{trajectory_ids[trajectory_S[s + 1]]} after one of {trajectory_ids[trajectory_S[s]]}"
+        ),
+    )
     steps_N = np.bincount(trajectory_S, minlength=batch.n_trajectories)
     expected_S = np.arange(batch.n_steps) - (np.cumsum(steps_N) - steps_N)[trajectory_S]
-    if (wrong := batch.index_of_step != expected_S).any():
-        s = first_true(wrong)
-        raise OrderError(
-            f"step {batch.step_ids[s]} of trajectory {batch.trajectory_ids[trajectory_S[s]]}: expected index "
-            f"{expected_S[s]}, its place in the trajectory, got {batch.index_of_step[s]}"
-        )
+    _refuse(
+        batch.index_of_step != expected_S,
+        OrderError,
+        lambda s: (
+            f"step {step_ids[s]} of trajectory {trajectory_ids[trajectory_S[s]]}: expected index {expected_S[s]}, its "
+            f"place in the trajectory, got {batch.index_of_step[s]}"
+        ),
+    )
 
 
 def _check_ids(batch: Columns) -> None:
     for what, ids in (("trajectory", batch.trajectory_ids), ("step", batch.step_ids)):
         if len(set(ids)) != len(ids):
-            seen: set[str] = set()
-            twice = next(id for id in ids if id in seen or seen.add(id))  # type: ignore[func-returns-value]
+            twice, _ = Counter(ids).most_common(1)[0]
             raise BatchError(f"{what} {twice}: expected unique ids in a batch, got this one twice")
 
 
 def _check_edges(batch: Columns) -> None:
     child_E, parent_E = batch.edge_child, batch.edge_parent
-    if (wrong := parent_E >= child_E).any():
-        _refuse_cycle(batch)
-        e = first_true(wrong)
-        raise OrderError(
-            f"step {batch.step_ids[child_E[e]]}: expected parents that came before it, "
-            f"got {batch.step_ids[parent_E[e]]}"
-        )
-    if (wrong := np.diff(child_E) < 0).any():
-        e = first_true(wrong) + 1
-        raise OrderError(
-            f"edge {e}: expected edges sorted by child, got one of {batch.step_ids[child_E[e]]} after one of "
-            f"{batch.step_ids[child_E[e - 1]]}"
-        )
-    if (wrong := batch.trajectory_of_step[child_E] != batch.trajectory_of_step[parent_E]).any():
-        e = first_true(wrong)
-        raise BatchError(
-            f"step {batch.step_ids[child_E[e]]}: expected parents in its own trajectory "
-            f"{batch.trajectory_ids[batch.trajectory_of_step[child_E[e]]]}, got {batch.step_ids[parent_E[e]]} of "
-            f"{batch.trajectory_ids[batch.trajectory_of_step[parent_E[e]]]}"
-        )
+    trajectory_E = batch.trajectory_of_step[child_E]
+
+    def child(e: int) -> str:
+        return batch.step_ids[int(child_E[e])]
+
+    def parent(e: int) -> str:
+        return batch.step_ids[int(parent_E[e])]
+
+    _refuse(
+        parent_E >= child_E,
+        OrderError,
+        lambda e: f"step {child(e)}: expected parents that came before it, got {parent(e)}",
+    )
+    _refuse(
+        np.diff(child_E) < 0,
+        OrderError,
+        lambda e: f"edge {e + 1}: expected edges sorted by child, got one of {child(e + 1)} after one of {child(e)}",
+    )
+    _refuse(
+        trajectory_E != batch.trajectory_of_step[parent_E],
+        BatchError,
+        lambda e: (
+            f"step {child(e)}: expected parents in its own trajectory {batch.trajectory_ids[trajectory_E[e]]}, got "
+            f"{parent(e)} of {batch.trajectory_ids[batch.trajectory_of_step[parent_E[e]]]}"
+        ),
+    )
     if (twice := first_repeated(child_E, parent_E)) is not None:
-        child, parent = (batch.step_ids[int(end[twice])] for end in (child_E, parent_E))
-        raise BatchError(f"step {child}: expected each parent once, got {parent} twice")
+        raise BatchError(f"step {child(twice)}: expected each parent once, got {parent(twice)} twice")
 
 
 def first_repeated(child_E: Ints, parent_E: Ints) -> int | None:
@@ -178,20 +183,6 @@ def first_repeated(child_E: Ints, parent_E: Ints) -> int | None:
     order = many_E[np.lexsort((parent_E[many_E], child_E[many_E]))]
     twice = (np.diff(child_E[order]) == 0) & (np.diff(parent_E[order]) == 0)
     return int(order[first_true(twice)]) if twice.any() else None
-
-
-def _refuse_cycle(batch: Columns) -> None:
-    """Raise CycleError if the edges contain a cycle. Called if an edge runs from a later to an earlier step."""
-    parents: dict[int, list[int]] = {}
-    for child, parent in zip(batch.edge_child.tolist(), batch.edge_parent.tolist(), strict=True):
-        parents.setdefault(child, []).append(parent)
-    try:
-        TopologicalSorter(parents).prepare()
-    except GraphlibCycleError as error:
-        circle = " <- ".join(batch.step_ids[s] for s in error.args[1])
-        raise CycleError(
-            f"step {batch.step_ids[error.args[1][0]]}: expected no step to use its own output, got {circle}"
-        ) from None
 
 
 def _check_scores(batch: Columns) -> None:
@@ -214,29 +205,30 @@ def _check_outcomes(batch: Columns) -> None:
     """Check that an outcome is finite where its scoring was ok, and missing where it failed.
 
     Of a batch from a table, only scores without a finite outcome are read, since each is decoded on access; the table
-    module compares the others as text.
+    module checks the others as text.
     """
     decoded = isinstance(batch.outcome_scores, tuple)
     for n in range(batch.n_trajectories) if decoded else np.flatnonzero(~np.isfinite(batch.outcome)).tolist():
-        score, value = batch.outcome_scores[n], float(batch.outcome[n])
-        missing, where = np.isnan(value), f"trajectory {batch.trajectory_ids[n]}"
-        if np.isinf(value) or (missing and score is not None and score.status == "ok"):
-            raise NotFiniteError(f"{where}: expected a finite outcome where its scoring was ok, got {value}")
-        if not missing and score is not None and score.status != "ok":
-            raise BatchError(f"{where}: an outcome of {value}, but its scoring has status {score.status}")
+        check_outcome_status(f"trajectory {batch.trajectory_ids[n]}", batch.outcome_scores[n], float(batch.outcome[n]))
     for n, own in enumerate(batch.outcomes_of_agents):
         _check_own_outcomes(f"trajectory {batch.trajectory_ids[n]}", own)
 
 
-def _check_own_outcomes(where: str, outcomes: object) -> None:
+def check_outcome_status(where: str, score: Score | None, value: float) -> None:
+    """Raise BatchError unless the value of an outcome fits the status of its score."""
+    status = None if score is None else score.status
+    if math.isinf(value) or (math.isnan(value) and status == "ok"):
+        raise NotFiniteError(f"{where}: expected a finite outcome where its scoring was ok, got {value}")
+    if not math.isnan(value) and status not in ("ok", None):
+        raise BatchError(f"{where}: an outcome of {value}, but its scoring has status {status}")
+
+
+def _check_own_outcomes(where: str, outcomes: Mapping[str, Score]) -> None:
     """Check the outcomes of single agents of a trajectory."""
-    if not isinstance(outcomes, Mapping):
-        raise BatchError(f"{where}: outcomes: expected a dict of Score by agent, got {shown(outcomes)}")
+    _check_named_scores(f"{where}: outcomes", outcomes)
     for agent, score in outcomes.items():
-        if not isinstance(agent, str):
-            raise BatchError(f"{where}: outcomes: expected names of agents, got {shown(agent)}")
         check_outcome(f"{where}: outcomes[{agent!r}]", score)
-        if score.status == "ok" and not math.isfinite(score.value):
+        if score.status == "ok" and not math.isfinite(cast(float, score.value)):
             raise NotFiniteError(
                 f"{where}: expected a finite outcome of {agent} where its scoring was ok, got {score.value}"
             )
@@ -256,14 +248,11 @@ def check_version_spans(where: str, spans: Collection[object], first_version: in
     pairs = [span if isinstance(span, tuple | list) else () for span in spans]
     starts = [pair[0] for pair in pairs if len(pair) == 2]
     whole = len(starts) == len(pairs) and all(isinstance(number, Integral) for pair in pairs for number in pair)
-    if not whole or starts != sorted(set(starts)) or starts[0] != 0 or starts[-1] >= n_tokens:
+    rises = whole and starts == sorted(set(starts)) and starts[-1] < n_tokens
+    if not rises or tuple(pairs[0]) != (0, first_version):
         raise BatchError(
-            f"{where}: version_spans: expected (first token, policy version) in rising order from token 0, below "
-            f"{n_tokens} tokens, got {tuple(spans)}"
-        )
-    if pairs[0][1] != first_version:
-        raise BatchError(
-            f"{where}: version_spans: expected policy_version {first_version} at token 0, got {pairs[0][1]}"
+            f"{where}: version_spans: expected (first token, policy version) in rising order from "
+            f"{(0, first_version)}, below {n_tokens} tokens, got {tuple(spans)}"
         )
 
 
@@ -332,10 +321,27 @@ def shown(value: object) -> str:
 
 
 INDICES = "indices of steps such as (0,)"
-_LISTS = {"parents": INDICES} | dict.fromkeys(
-    ("prompt_ids", "response_ids", "response_mask", "logprobs", "ref_logprobs"), "one value per token"
-)
-"""Fields of a step that hold a list, with the expected values."""
+_WORDS = {
+    "parents": INDICES,
+    "answer_steps": INDICES,
+    "version_spans": "(first token, policy version)",
+    "steps": "Step",
+}
+"""Expected values of fields with a list; in the others one value per token."""
+
+
+def _fields(kind: type, *beginnings: str) -> tuple[str, ...]:
+    """The fields of a dataclass whose type, as written, begins with one of these."""
+    return tuple(field.name for field in fields(kind) if str(field.type).startswith(beginnings))
+
+
+_FIELDS = {
+    kind: (_fields(kind, "str"), _fields(kind, "tuple[", "list["), _fields(kind, "dict[str, Score"))
+    for kind in (Step, Trajectory)
+}
+"""The fields with texts, with lists and with scores by name."""
+_OPTIONAL = ("answer", "stratum")
+"""Fields with texts that may be None."""
 
 
 def check_trajectory(trajectory: Trajectory) -> None:
@@ -343,51 +349,47 @@ def check_trajectory(trajectory: Trajectory) -> None:
     if not isinstance(trajectory, Trajectory):
         raise BatchError(f"expected a Trajectory, got {shown(trajectory)}")
     where = f"trajectory {trajectory.id}"
-    _expect_texts(where, trajectory, ("id", "uid"))
+    _check_fields(where, trajectory)
     _check_status(where, trajectory.status, TRAJECTORY_STATUSES)
-    _expect_list(f"{where}: answer_steps", trajectory.answer_steps, INDICES)
-    _expect_list(f"{where}: steps", trajectory.steps, "Step")
     if trajectory.outcome is not None:
         check_outcome(f"{where}: outcome", trajectory.outcome)
-    _check_own_outcomes(where, trajectory.outcomes)
     for index, step in enumerate(trajectory.steps):
         if not isinstance(step, Step):
             raise BatchError(f"{where}: expected a Step at index {index}, got {shown(step)}")
         _check_step(f"step {step.id} of {where}", step, trajectory.id)
 
 
+def _check_fields(where: str, record: Step | Trajectory) -> None:
+    texts, lists, scores = _FIELDS[Step if isinstance(record, Step) else Trajectory]
+    for name in texts:
+        if not isinstance(value := getattr(record, name), str) and (value is not None or name not in _OPTIONAL):
+            raise BatchError(f"{where}: {name}: expected a text, got {shown(value)}")
+    for name in lists:
+        if isinstance(value := getattr(record, name), str) or not isinstance(value, Collection):
+            words = _WORDS.get(name, "one value per token")
+            raise BatchError(f"{where}: {name}: expected a tuple of {words}, got {shown(value)}")
+    for name in scores:
+        _check_named_scores(f"{where}: {name}", getattr(record, name))
+
+
+def _check_named_scores(where: str, scores: object) -> None:
+    if not isinstance(scores, Mapping):
+        raise BatchError(f"{where}: expected a dict of Score by name, got {shown(scores)}")
+    for name, score in scores.items():
+        if not isinstance(name, str):
+            raise BatchError(f"{where}: expected texts as names, got {shown(name)}")
+        check_score(f"{where}[{name!r}]", score)
+
+
 def _check_step(where: str, step: Step, trajectory_id: str) -> None:
-    _expect_texts(where, step, ("id", "agent", "policy", "prompt", "response"))
-    for name, words in _LISTS.items():
-        _expect_list(f"{where}: {name}", getattr(step, name), words)
-    if not isinstance(step.version_spans, tuple | list):
-        got = shown(step.version_spans)
-        raise BatchError(f"{where}: version_spans: expected a tuple of (first token, policy version), got {got}")
+    _check_fields(where, step)
     if step.trajectory_id != trajectory_id:
         raise BatchError(f"{where}: expected trajectory_id {trajectory_id}, got {step.trajectory_id}")
-    if step.stratum is not None:
-        _expect_texts(where, step, ("stratum",))
-    if not isinstance(step.scores, Mapping):
-        raise BatchError(f"{where}: scores: expected a dict of Score by function, got {shown(step.scores)}")
+    n_tokens = len(step.response_ids)
     for name, score in step.scores.items():
-        if not isinstance(name, str):
-            raise BatchError(f"{where}: scores: expected names of functions, got {shown(name)}")
-        check_score(f"{where}: scores[{name!r}]", score)
-        n_tokens = len(step.response_ids)
         if isinstance(score.value, tuple) and score.status == "ok" and len(score.value) != n_tokens:
             raise BatchError(f"{where}: score {name} has {len(score.value)} values for {n_tokens} response tokens")
         check_range(f"{where}, score {name}", score)
-
-
-def _expect_list(where: str, values: object, words: str) -> None:
-    if isinstance(values, str) or not isinstance(values, Collection):
-        raise BatchError(f"{where}: expected a tuple of {words}, got {shown(values)}")
-
-
-def _expect_texts(where: str, record: Step | Trajectory, names: Sequence[str]) -> None:
-    for name in names:
-        if not isinstance(value := getattr(record, name), str):
-            raise BatchError(f"{where}: {name}: expected a text, got {shown(value)}")
 
 
 def check_score(where: str, score: object) -> None:

@@ -70,9 +70,7 @@ def write_step_file(path: Path, step: int, batch: TrajectoryBatch, assignment: A
             # Token columns without a value for each token are left out.
             if values is not None and (column.shape != "T" or len(values) == len(batch.response_ids)):
                 columns[column.shape][column.name] = values
-    table.write_parquet(
-        batch, path, columns["S"], trajectory_columns=columns["N"], token_columns=columns["T"], facts=facts
-    )
+    table.write_parquet(batch, path, columns, facts=facts)
 
 
 def _records(assignment: Assignment) -> dict[type, Any]:

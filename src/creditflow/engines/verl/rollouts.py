@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
 import torch
 import transfer_queue as tq
 
 from creditflow.data import TRAJECTORY_STATUSES, Ints, Trajectory, TrajectoryBatch
-from creditflow.data.table import Part, batch_of, join, pack, read_part
+from creditflow.data.table import batch_of, join, pack, read_part
 from creditflow.engines.common.rollouts import expect_few_failed_rollouts
 from creditflow.engines.verl.servers import LostServerError
 from creditflow.errors import ConfigError, InputError, first_line
@@ -156,8 +157,8 @@ class ReceivedRecords:
     """Decoded records that are not yet taken."""
 
     def __init__(self) -> None:
-        self._records: dict[str, tuple[Part, ScoringReport | None]] = {}
-        self._taken: list[Part] = []
+        self._records: dict[str, tuple[pa.RecordBatch, ScoringReport | None]] = {}
+        self._taken: list[pa.RecordBatch] = []
         """Parts of the last batch, kept until the next fetch, so that no device waits until their memory is freed."""
 
     def fetch(self, where: str, tags: Mapping[str, Mapping[str, Any]]) -> None:
