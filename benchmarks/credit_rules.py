@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.bootstrap import PassCounts, paired_difference
 from benchmarks.record import RESULTS, ROOT, Figure, exit_with, fill_page, processor, quick_parser, show, write
 from benchmarks.runs import Run, finish
 from benchmarks.sources import TRAINING, Work
@@ -32,8 +33,8 @@ from creditflow._utils.files import write_whole
 from creditflow.config.loading import find_recipe
 from creditflow.data import Floats
 from creditflow.runs.run_folder import read_metrics
-from creditflow.studies.comparison.bootstrap import Difference, PassCounts, paired_difference
 from creditflow.studies.comparison.results import METRICS
+from creditflow.studies.intervals import Difference
 
 MEASURES = (
     *TRAINING,

@@ -38,6 +38,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.bootstrap import counts, paired_difference
 from benchmarks.record import ROOT, Figure, exit_with, quick_parser, show, write
 from benchmarks.runs import Run, finish
 from benchmarks.sources import TRAINING, Work
@@ -47,7 +48,6 @@ from creditflow.engines.common.components import build_components
 from creditflow.engines.common.guard import build_guard
 from creditflow.monitoring.guard import WARN, Guard, specs
 from creditflow.runs.run_folder import read_events, read_metrics
-from creditflow.studies.comparison.bootstrap import paired_difference
 from creditflow.studies.comparison.results import ArmResult
 from tests.monitoring.scenarios import SCENARIOS, Setting, series
 
@@ -240,7 +240,7 @@ def with_and_without(name: str, guarded: Sequence[Run], plain: Sequence[Run]) ->
         yield Figure.from_values(f"{name}: pass@1 {words}", arm.after("pass_at_1"))
     first = [min((event["step"] for event in fired(run)), default=0.0) for run in guarded]
     yield Figure.from_values(f"{name}: the step of the first firing (0: none)", first)
-    difference = paired_difference(*(arm.counts("pass_at_1") for arm in arms))
+    difference = paired_difference(*(counts(arm, "pass_at_1") for arm in arms))
     spread = (difference.low, difference.high)
     yield Figure(f"{name}: what the guard adds, mean and 95 % interval", difference.mean, -MARGIN, spread=spread)
     if SICK[name].saved:

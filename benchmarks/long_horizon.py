@@ -210,7 +210,7 @@ def _figures(compared: dict[str, Any], found: dict[str, list[Look]]) -> list[Fig
     figures = []
     for rule in RULES[1:]:
         for metric, name, sign in metrics:
-            low = min(sign * bound for bound in _difference(compared, rule, metric)["interval"])
+            low = min(sign * bound for bound in _difference(compared, rule, metric)["interval"] or [math.nan])
             what = f"{name}, {rule} better than identical, lower end of the 95 % interval"
             figures.append(Figure(what, 100 * low, 0.0, unit="points"))
     for rule in RULES:

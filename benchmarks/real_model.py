@@ -28,6 +28,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from benchmarks.bootstrap import arm_differences
 from benchmarks.record import RESULTS, ROOT, Figure, exit_with, fill_page, processor, quick_parser, show, write
 from benchmarks.sources import TRAINING, hashes
 from creditflow._utils.files import write_whole
@@ -39,14 +40,13 @@ from creditflow.reports.tables import (
     comparison_table,
     comparison_title,
     difference_table,
-    difference_title,
     mean_and_spread,
 )
 from creditflow.reports.tables import show as show_table
 from creditflow.reports.text import counted, number
 from creditflow.runs.run_folder import read_metrics
 from creditflow.studies.comparison.jobs import Job, run_jobs
-from creditflow.studies.comparison.results import METRICS, ArmDifference, ArmResult, RunResult, differences, summary
+from creditflow.studies.comparison.results import METRICS, ArmDifference, ArmResult, RunResult, summary
 
 MEASURES = (
     *TRAINING,
@@ -385,7 +385,7 @@ class CaseResult:
         title = f"{title}, on {self.problems} tasks, {counted(seeds, 'seed')}; train seconds are of a processor"
         show_table(title, comparison_table(self.arms))
         if pairs := self.differences:
-            show_table(difference_title(seeds), difference_table(pairs))
+            show_table(f"differences, with bootstrap intervals over {seeds} seeds and tasks", difference_table(pairs))
         if not self.case.exact:
             print(f"{self.case.name}: its step errors are those of wrong sub-rewards, and cannot be compared")
 
@@ -448,7 +448,7 @@ class CaseResult:
     @cached_property
     def differences(self) -> list[ArmDifference]:
         """Every arm against `identical`, and the arms with sub-rewards against `own`."""
-        return differences(self.arms, [("calibrated", "own")])
+        return arm_differences(self.arms, [("calibrated", "own")])
 
     @property
     def problems(self) -> int:

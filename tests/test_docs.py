@@ -17,12 +17,11 @@ import numpy as np
 import pytest
 
 import creditflow
-from benchmarks import credit_rules, credit_signal, fidelity
+from benchmarks import bootstrap, credit_rules, credit_signal, fidelity
 from creditflow import Step, Task, Trajectory
 from creditflow.config.loading import shipped_recipes
 from creditflow.removed import REMOVED
 from creditflow.runs.step_files import FORMAT
-from creditflow.studies.comparison import bootstrap
 from tests.paths import DOCS, ROOT
 
 PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md"])

@@ -5,16 +5,13 @@ import io
 import json
 import math
 import os
-import random
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,16 +25,18 @@ from creditflow.monitoring.evaluation import Example, ExampleStep
 from creditflow.reports.tables import (
     comparison_table,
     comparison_title,
+    difference_cell,
     difference_table,
+    difference_title,
     evaluation_table,
     example_lines,
     results_console,
     show,
 )
 from creditflow.studies.comparison.arms import arms_of, as_yaml, parse_vary
-from creditflow.studies.comparison.bootstrap import PassCounts, paired_difference
 from creditflow.studies.comparison.jobs import Job, run_jobs
 from creditflow.studies.comparison.results import ArmResult, RunResult, differences, spread, summary
+from creditflow.studies.intervals import Difference
 from tests.builders import batch_of, make_trajectory, step
 from tests.cli.commands import creditflow, refused
 from tests.forks import fast_python
@@ -130,64 +129,6 @@ def test_as_yaml_round_trips(value):
     assert read == {"a": {"b": value}}
 
 
-# How sure a difference is
-
-
-def slow_interval(a, b, seed, resamples=3000):
-    """Compute the same bootstrap in the most obvious way. `a`, `b`: [run][task] = (part, whole)."""
-    rng = random.Random(seed)
-    runs, tasks = range(len(a)), range(len(a[0]))
-
-    def rate(arm, run, drawn):
-        return sum(arm[run][t][0] for t in drawn) / sum(arm[run][t][1] for t in drawn)
-
-    found = []
-    for _ in range(resamples):
-        drawn_runs, drawn_tasks = rng.choices(runs, k=len(runs)), rng.choices(tasks, k=len(tasks))
-        found.append(statistics.mean(rate(a, r, drawn_tasks) - rate(b, r, drawn_tasks) for r in drawn_runs))
-    cuts = statistics.quantiles(found, n=40, method="inclusive")
-    mean = statistics.mean(rate(a, r, tasks) - rate(b, r, tasks) for r in runs)
-    return mean, cuts[0], cuts[-1]
-
-
-def simulated(rng, runs, tasks, right):
-    return [
-        [(sum(rng.random() < right for _ in range(n)), n) for n in rng.choices([1, 4], k=tasks)] for _ in range(runs)
-    ]
-
-
-def counts(arm):
-    array = np.array(arm, dtype=np.float64)
-    return PassCounts(array[..., 0], array[..., 1])
-
-
-@pytest.mark.parametrize("runs", [1, 3])
-def test_interval_matches_a_slow_bootstrap(runs):
-    rng = random.Random(runs)
-    a, b = simulated(rng, runs, 60, 0.8), simulated(rng, runs, 60, 0.6)
-
-    found = paired_difference(counts(a), counts(b))
-    mean, low, high = slow_interval(a, b, seed=7)
-
-    assert found.mean == pytest.approx(mean)
-    width = high - low
-    assert found.low == pytest.approx(low, abs=0.08 * width)
-    assert found.high == pytest.approx(high, abs=0.08 * width)
-
-
-def test_difference_is_nan_without_counts():
-    nothing = PassCounts(np.zeros((2, 3)), np.zeros((2, 3)))
-
-    found = paired_difference(nothing, nothing)
-
-    assert all(math.isnan(value) for value in (found.mean, found.low, found.high))
-
-
-def test_arms_of_different_shape_do_not_pair():
-    with pytest.raises(ValueError, match="expected as many runs and tasks in both"):
-        paired_difference(PassCounts(np.ones((2, 3)), np.ones((2, 3))), PassCounts(np.ones((1, 3)), np.ones((1, 3))))
-
-
 # Results of a comparison
 
 
@@ -265,8 +206,7 @@ def test_comparison_json_has_this_shape():
     pairs = [(d["value"], d["against"]) for d in found["differences"]]
     assert pairs == [("own", "identical"), ("threshold", "identical"), ("threshold", "own")]
     assert found["differences"][0]["pass_at_1"]["mean"] == pytest.approx(0.25)
-    low, high = found["differences"][0]["pass_at_1"]["interval"]
-    assert low < 0.25 < high
+    assert found["differences"][0]["pass_at_1"]["interval"] is None  # two seeds
     assert found["differences"][0]["step_error_rate"]["mean"] == pytest.approx(-0.15)
 
 
@@ -307,7 +247,11 @@ def test_tables_print_names_verbatim(capsys):
     assert printed.count(":x: [bold]") == 3
     assert "[a, b]" in printed
     assert ":x: [bold] - [a, b]" in printed
-    assert "+0.200 [" in printed
+    assert "+0.200 " in printed
+    assert "[" not in difference_cell(Difference(0.2, math.nan, math.nan))
+    assert difference_cell(Difference(0.2, 0.1, 0.3)) == "+0.200 [+0.100, +0.300]"
+    assert difference_title(2) == "differences after training, without intervals: 2 seeds, 5 are needed"
+    assert difference_title(5) == "differences after training, with 95% t intervals over 5 paired seeds"
 
 
 def test_title_omits_steps_if_arms_differ_in_length():

@@ -85,8 +85,9 @@ def compare(
 ) -> None:
     """Train variants of a recipe on the same seeds, and compare them.
 
-    Prints the differences with confidence intervals. compare.values.VALUE in the recipe sets further options for a
-    value. Results go to trainer.default_local_dir, which keeps the finished runs of the same comparison.
+    Prints the differences, with confidence intervals from five seeds on. compare.values.VALUE in the recipe sets
+    further options for a value. Results go to trainer.default_local_dir, which keeps the finished runs of the same
+    comparison.
     """
     from creditflow.config import load_recipe, with_effect
 

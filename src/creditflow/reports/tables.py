@@ -16,8 +16,8 @@ from creditflow.credit.analysis.difference import CreditChange
 from creditflow.monitoring import Evaluation
 from creditflow.monitoring.evaluation import Example
 from creditflow.reports.text import aligned, counted, number, plain
-from creditflow.studies.comparison.bootstrap import COVERAGE, Difference
 from creditflow.studies.comparison.results import METRICS, ArmDifference, ArmResult, spread
+from creditflow.studies.intervals import COVERAGE, LEAST_SEEDS, Difference
 
 _WIDTH_OF_A_FILE = 160
 """Width in columns if standard output is not a terminal, so that tables are not folded to 80."""
@@ -76,8 +76,9 @@ def comparison_table(arms: Sequence[ArmResult]) -> Table:
 
 def difference_title(seeds: int) -> str:
     """The title of `difference_table`, with the source of its intervals."""
-    over = "tasks (one seed says nothing of others)" if seeds == 1 else f"{seeds} seeds and tasks, paired"
-    return f"differences after training, with a {COVERAGE:.0%} bootstrap interval over {over}"
+    if seeds < LEAST_SEEDS:
+        return f"differences after training, without intervals: {counted(seeds, 'seed')}, {LEAST_SEEDS} are needed"
+    return f"differences after training, with {COVERAGE:.0%} t intervals over {seeds} paired seeds"
 
 
 def difference_table(differences: Sequence[ArmDifference]) -> Table:
@@ -89,7 +90,9 @@ def difference_table(differences: Sequence[ArmDifference]) -> Table:
 
 
 def difference_cell(difference: Difference) -> str:
-    """A difference with its interval, such as `+0.100 [+0.020, +0.180]`."""
+    """A difference with its interval, such as `+0.100 [+0.020, +0.180]`, if it has one."""
+    if math.isnan(difference.low):
+        return number(difference.mean, signed=True)
     low, high = number(difference.low, signed=True), number(difference.high, signed=True)
     return f"{number(difference.mean, signed=True)} [{low}, {high}]"
 

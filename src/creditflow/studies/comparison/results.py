@@ -14,7 +14,7 @@ from creditflow._utils.files import json_ready
 from creditflow.credit.records import compared_rules
 from creditflow.monitoring import Evaluation
 from creditflow.runs.run_folder import read_metrics
-from creditflow.studies.comparison.bootstrap import Difference, PassCounts, paired_difference
+from creditflow.studies.intervals import Difference, paired_difference
 
 METRICS = ("pass_at_1", "pass_at_1_greedy", "step_error_rate")
 """Metrics of an evaluation that are compared."""
@@ -59,15 +59,6 @@ class ArmResult:
         """A metric after training, by seed."""
         return [run.after.metrics.get(metric, math.nan) for run in self.runs]
 
-    def counts(self, metric: str) -> PassCounts:
-        """Numerators and denominators of a rate, by seed and task."""
-        if metric == "step_error_rate":
-            pairs_RV2 = np.array([run.after.step_errors for run in self.runs], dtype=np.float64)
-            return PassCounts(pairs_RV2[..., 0], pairs_RV2[..., 1])
-        field = "greedy" if metric == "pass_at_1_greedy" else "sampled"
-        part_RV = np.array([getattr(run.after, field) for run in self.runs], dtype=np.float64)
-        return PassCounts(part_RV, np.ones_like(part_RV))
-
 
 @dataclass(frozen=True, slots=True)
 class ArmDifference:
@@ -94,7 +85,7 @@ def differences(arms: Sequence[ArmResult], more: Sequence[tuple[str, str]] = ())
             name,
             against,
             {
-                metric: paired_difference(by_name[name].counts(metric), by_name[against].counts(metric))
+                metric: paired_difference(by_name[name].after(metric), by_name[against].after(metric))
                 for metric in METRICS
             },
         )
@@ -129,12 +120,16 @@ def summary(vary: str, arms: Sequence[ArmResult], pairs: Sequence[ArmDifference]
             {
                 "value": difference.name,
                 "against": difference.against,
-                **{metric: {"mean": d.mean, "interval": [d.low, d.high]} for metric, d in difference.by_metric.items()},
+                **{metric: {"mean": d.mean, "interval": _interval(d)} for metric, d in difference.by_metric.items()},
             }
             for difference in pairs
         ],
     }
     return dict(json_ready(content))
+
+
+def _interval(difference: Difference) -> list[float] | None:
+    return None if math.isnan(difference.low) else [difference.low, difference.high]
 
 
 def _number(value: Any) -> float:

@@ -5,14 +5,16 @@ Shape suffixes: R runs (seeds), V validation tasks, B resamples.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from creditflow.data import Floats
+from creditflow.studies.comparison.results import METRICS, ArmDifference, ArmResult, differences
+from creditflow.studies.intervals import COVERAGE, Difference
 
 RESAMPLES = 10_000
-COVERAGE = 0.95
 _CHUNK = 1_000
 """Number of resamples drawn together, which bounds the memory for many tasks."""
 
@@ -31,13 +33,30 @@ class PassCounts:
         return _ratio(self.part_RV.sum(axis=1), self.whole_RV.sum(axis=1))
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """A mean over runs, with its bootstrap interval."""
+def counts(arm: ArmResult, metric: str) -> PassCounts:
+    """Numerators and denominators of a rate, by seed and task."""
+    if metric == "step_error_rate":
+        pairs_RV2 = np.array([run.after.step_errors for run in arm.runs], dtype=np.float64)
+        return PassCounts(pairs_RV2[..., 0], pairs_RV2[..., 1])
+    field = "greedy" if metric == "pass_at_1_greedy" else "sampled"
+    part_RV = np.array([getattr(run.after, field) for run in arm.runs], dtype=np.float64)
+    return PassCounts(part_RV, np.ones_like(part_RV))
 
-    mean: float
-    low: float
-    high: float
+
+def arm_differences(arms: Sequence[ArmResult], more: Sequence[tuple[str, str]]) -> list[ArmDifference]:
+    """The pairs of `compare`, with bootstrap intervals, which these benchmarks have for two seeds."""
+    counted = {arm.name: {metric: counts(arm, metric) for metric in METRICS} for arm in arms}
+    return [
+        ArmDifference(
+            pair.name,
+            pair.against,
+            {
+                metric: paired_difference(counted[pair.name][metric], counted[pair.against][metric])
+                for metric in METRICS
+            },
+        )
+        for pair in differences(arms, more)
+    ]
 
 
 def paired_difference(a: PassCounts, b: PassCounts) -> Difference:
