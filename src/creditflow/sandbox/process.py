@@ -41,20 +41,16 @@ class ProcessOutput:
     """`wall` or `output` if the child was killed for it."""
 
 
-def sealed(content: bytes, *, seal: bool = True) -> int:
-    """A descriptor, at offset 0, of an immutable file in memory; the caller closes it. Only on Linux.
-
-    With `seal` False the file stays writable.
-    """
+def sealed(content: bytes) -> int:
+    """A descriptor, at offset 0, of an immutable file in memory; the caller closes it. Only on Linux."""
     fd = os.memfd_create("creditflow", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         view = memoryview(content)
         while view:
             view = view[os.write(fd, view) :]
         os.lseek(fd, 0, os.SEEK_SET)
-        if seal:
-            seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+        seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
     except BaseException:
         os.close(fd)
         raise

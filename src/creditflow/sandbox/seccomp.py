@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import errno
 import functools
-import os
 import socket
+import tempfile
 
 from creditflow.sandbox.base import SandboxUnavailable
-from creditflow.sandbox.process import sealed
 
 _DENIED = """
 memfd_create memfd_secret
@@ -73,11 +72,7 @@ def program() -> bytes:
         rules.add_rule(refused, "ioctl", pyseccomp.Arg(1, pyseccomp.MASKED_EQ, 0xFFFFFFFF, request))
     for number in _NEWEST:
         rules.add_rule(missing, number)
-    fd = sealed(b"", seal=False)
-    try:
-        with os.fdopen(fd, "w+b", closefd=False) as file:
-            rules.export_bpf(file)
-            file.seek(0)
-            return file.read()
-    finally:
-        os.close(fd)
+    with tempfile.TemporaryFile() as file:
+        rules.export_bpf(file)
+        file.seek(0)
+        return file.read()
