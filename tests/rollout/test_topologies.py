@@ -45,15 +45,6 @@ def test_debate_without_judge_answers_by_majority() -> None:
     assert (tied.answer, tied.answer_steps) == ("3", (0,))
 
 
-def test_tree_bosses_read_their_workers() -> None:
-    trajectory = run_workflow(topologies.tree(topologies.boss("judge", topologies.boss("lead", "ann", "bob"), "carl")))
-    found = graph(trajectory)
-    assert sorted(agent for agent, parents in found if not parents) == ["ann", "bob", "carl"]
-    by_agent = {step.agent: {trajectory.steps[parent].agent for parent in step.parents} for step in trajectory.steps}
-    assert (by_agent["lead"], by_agent["judge"]) == ({"ann", "bob"}, {"lead", "carl"})
-    assert trajectory.answer == "judge says"
-
-
 def test_plan_parts_are_retried_after_a_rejection() -> None:
     rules = (
         ("I am planner", "1. add\n2. halve"),
@@ -95,14 +86,12 @@ def test_plan_without_verifier_tries_each_part_once(plan: str, parts: list[str])
     ("make", "arguments", "options", "message"),
     [
         (topologies.chain, (), {}, "chain.*: Missing required"),
-        (topologies.boss, ("ann",), {}, "boss.worker: Missing required"),
         (topologies.chain, (["ann", "bob"],), {}, r"chain.0: .* valid string, got \['ann', 'bob'\]"),
         (topologies.chain, ("ann", ""), {}, "chain.1: String should have at least 1 character, got ''"),
         (topologies.debate, ("ann",), {"rounds": 1.5}, "debate.rounds: .* valid integer, got 1.5"),
         (topologies.debate, ("ann",), {"rounds": -1}, "debate.rounds: .* greater than or equal to 0, got -1"),
         (topologies.debate, ("ann",), {"judge": 5}, "debate.judge: .* valid string, got 5"),
         (topologies.debate, ("ann",), {"key": 5}, "debate.key: .* callable, got 5"),
-        (topologies.tree, (5,), {}, "tree.0: .* instance of Manager, got 5"),
         (topologies.planner_executor_verifier, (), {"tries": True}, "verifier.tries: .* valid integer, got True"),
         (topologies.dialogue, ("ann", "bob"), {"turns": 0}, "dialogue.turns: .* or equal to 1, got 0"),
     ],

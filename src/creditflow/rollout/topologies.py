@@ -17,7 +17,6 @@ import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Annotated, ParamSpec, TypeVar
 
 from pydantic import ConfigDict, Field, ValidationError, validate_call
@@ -97,36 +96,6 @@ def debate(
         answer = next(reply for reply in replies if votes[key(reply.text)] == max(votes.values()))
         team.answer_from(*(reply for reply in replies if key(reply.text) == key(answer.text)))
         return answer.text
-
-    return solve
-
-
-@dataclass(frozen=True)
-class Manager:
-    """An agent of a tree, and its workers."""
-
-    agent: str
-    workers: tuple[str | Manager, ...]
-
-
-@_checked
-def boss(agent: Name, worker: Name | Manager, *others: Name | Manager) -> Manager:
-    """Return an agent of a tree with its workers; a worker may be a boss, too."""
-    return Manager(agent, (worker, *others))
-
-
-@_checked
-def tree(root: Manager, prompt: Prompt = plain) -> Workflow:
-    """Make a workflow in which leaves work on the task alone, each boss reads its workers, and the root answers."""
-
-    async def work(task: Task, team: Team, node: str | Manager) -> Reply:
-        if isinstance(node, str):
-            return await _ask(team, node, task, [], prompt)
-        read = await asyncio.gather(*(work(task, team, worker) for worker in node.workers))
-        return await _ask(team, node.agent, task, read, prompt)
-
-    async def solve(task: Task, team: Team) -> str:
-        return (await work(task, team, root)).text
 
     return solve
 

@@ -26,28 +26,21 @@ _NEUTRAL_VALUES: tuple[tuple[tuple[Any, ...], str], ...] = (
     (
         (),
         "audio prediction web_search_options max_new_tokens allowed_token_ids prompt_embeds prompt_logprobs "
-        "custom_logit_processor custom_params vllm_xargs nvext session_params lora_path adapter_id samplers truncate "
+        "custom_logit_processor custom_params vllm_xargs nvext session_params lora_path adapter_id truncate "
         "truncate_prompt_tokens repetition_detection thinking_token_budget thinking_budget guided_json guided_regex "
-        "guided_choice guided_grammar structural_tag structured_outputs response_schema regex ebnf json_schema "
-        "chat_template",
+        "guided_choice guided_grammar structural_tag structured_outputs regex ebnf json_schema grammar chat_template",
     ),
-    ((1,), "top_p typical_p typical tfs_z tfs best_of repetition_penalty repeat_penalty length_penalty"),
-    (
-        (0,),
-        "min_p presence_penalty frequency_penalty top_logprobs top_n_tokens n_probs min_tokens min_new_tokens top_a "
-        "nsigma eta_cutoff epsilon_cutoff dynatemp_range smoothing_factor xtc_probability dry_multiplier mirostat "
-        "mirostat_mode",
-    ),
-    ((-1, 0), "top_k top_n_sigma"),
-    ((-1,), "n_predict"),
-    (("",), "suffix grammar input_prefix input_suffix"),
+    ((1,), "top_p typical_p best_of repetition_penalty length_penalty"),
+    ((0,), "min_p presence_penalty frequency_penalty top_logprobs min_tokens min_new_tokens"),
+    ((-1, 0), "top_k"),
+    (("",), "suffix"),
     (
         (False,),
-        "echo ignore_eos use_beam_search guided_json_object continue_final_message add_special_tokens watermark "
-        "return_hidden_states return_tokens_as_token_ids no_stop_trim include_stop_str_in_output return_full_text",
+        "echo ignore_eos use_beam_search guided_json_object continue_final_message add_special_tokens "
+        "return_hidden_states return_tokens_as_token_ids no_stop_trim include_stop_str_in_output",
     ),
-    ((True,), "do_sample add_generation_prompt skip_special_tokens spaces_between_special_tokens"),
-    (([],), "functions stop_token_ids stop_regex stop_sequences bad_words logits_processors documents lora"),
+    ((True,), "add_generation_prompt skip_special_tokens spaces_between_special_tokens"),
+    (([],), "functions stop_token_ids stop_regex stop_sequences bad_words logits_processors documents"),
     (({},), "chat_template_kwargs"),
     (({}, []), "logit_bias"),
     ((["text"],), "modalities"),
@@ -55,8 +48,8 @@ _NEUTRAL_VALUES: tuple[tuple[tuple[Any, ...], str], ...] = (
     (("auto", "none"), "tool_choice"),
     (("none", "auto"), "function_call"),
 )
-"""Fields of OpenAI, vLLM, SGLang, llama.cpp and TGI that would change the sample or its report, and the values besides
-null that have no effect. A field that only refines another one (`mirostat_tau`) does nothing alone."""
+"""Fields of OpenAI, vLLM and SGLang that would change the sample or its report, and the values besides null that have
+no effect."""
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     name: (None, *values) for values, names in _NEUTRAL_VALUES for name in names.split()
 }
@@ -194,8 +187,6 @@ class Dialect:
     """Environment variables from which the official client reads its base URL and its key."""
     client_adds_version: bool = False
     """Whether the official client adds `/v1` to its base URL."""
-    header: str = ""
-    """A header that marks requests of the official client on the paths that dialects share."""
 
 
 Body = TypeVar("Body", bound=BaseModel)

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
-from weakref import WeakKeyDictionary
 
 from creditflow._utils.files import json_ready
 from creditflow._utils.loopback import bound, host_name, hosts_of, is_proxied, url_of
@@ -79,9 +78,8 @@ class ServerLimits:
     """For the body of a request."""
     answer_seconds: float = 3600.0
     """For the response to a request."""
-    blocked_seconds: float = 60.0
-    """For the rollout's event loop to take a call up. A quarter after each call that it did not take up, down to a
-    sixteenth, and doubled after each call that it did."""
+    blocked_seconds: float = 20.0
+    """For the rollout's event loop to take a call up."""
     steps: int = 10_000
     """Steps of one rollout."""
     waiting: int = 256
@@ -200,8 +198,6 @@ class OpenAIServer:
         """The open rollouts by name."""
         self._ended: dict[str, tuple[str, str]] = {}
         """Key and refusal of timed-out rollouts, by name."""
-        self._patience: WeakKeyDictionary[asyncio.AbstractEventLoop, float] = WeakKeyDictionary()
-        """Seconds for an event loop to take a call up, if not `blocked_seconds`."""
         self._socket = bound(host, port)
         self.url = url_of(host, self._socket)
         self._hosts = hosts_of(host)
@@ -286,7 +282,6 @@ class OpenAIServer:
                 for path in _paths(base, adds_version=True)
             ),
             Route("/t/{name}/end", self._answered(self._end), methods=["POST"]),
-            Route("/health", self._health, methods=["GET"]),
         ]
         application = Starlette(routes=routes, exception_handlers={404: _unknown_route, 405: _unknown_route})
         application.router.redirect_slashes = False  # a redirected client has shown no key yet
@@ -311,10 +306,6 @@ class OpenAIServer:
                 return _refusal(_as_refused(error), request)
 
         return answer
-
-    async def _health(self, request: Request) -> Response:
-        # Clients without a key do not keep a connection.
-        return JSONResponse({"status": "ok"}, headers={"connection": "close"})
 
     def _session(self, request: Request) -> Session | None:
         """Return the rollout of a request; None for one that clients may yet begin. Raises RefusedError."""
@@ -401,25 +392,19 @@ class OpenAIServer:
 
     async def _ask(self, request: Request, session: Session, calls: Sequence[AgentCall]) -> list[Reply]:
         """Return the responses, made on the rollout's event loop. A client's disconnect cancels its request."""
-        longest, loop, taking_up = self.limits.blocked_seconds, session.loop, Future[None]()
-        seconds = self._patience.get(loop, longest)
+        seconds, taking_up = self.limits.blocked_seconds, Future[None]()
         taken_up = asyncio.wrap_future(taking_up)
-        replies: asyncio.Future[list[Reply]] = asyncio.wrap_future(_run_on(loop, session.ask(calls, taking_up)))
+        replies: asyncio.Future[list[Reply]] = asyncio.wrap_future(_run_on(session.loop, session.ask(calls, taking_up)))
         gone = asyncio.create_task(_disconnected(request))
         try:
             await asyncio.wait((replies, taken_up, gone), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if not (replies.done() or gone.done()) and taking_up.cancel():  # it is refused or answered, never both
-                # A rollout that blocks its event loop once will do so again, so the next call waits for less.
-                self._patience[loop] = max(seconds / 4, longest / 16)
+                # The client may retry: another rollout may have blocked the loop, and may have finished.
                 raise RefusedError(
                     503,
                     f"the event loop of rollout {session.name} did not take the call up within {seconds:.3g} s: "
                     "call what blocks by `await asyncio.to_thread(...)`",
-                    # The first time, another rollout may have blocked the loop, and may have finished.
-                    again=None if seconds == longest else False,
                 )
-            if taking_up.done():
-                self._patience[loop] = min(2 * seconds, longest)
             await asyncio.wait((replies, gone), timeout=self.limits.answer_seconds, return_when=asyncio.FIRST_COMPLETED)
             if replies.cancelled():
                 raise session.refusal()
@@ -570,11 +555,10 @@ _UNREAD = (401, 404, 405, 408, 413, 421, 429)
 
 
 def _dialect(request: Request) -> Dialect:
-    """Return the dialect of a request's errors: by its path, or by a header on the paths that dialects share."""
+    """Return the dialect of a request's errors, by its path."""
     path = request.url.path.rstrip("/")
-    by_path = [dialect for _, dialect in DIALECTS.items() if path.endswith(dialect.path)]
-    by_header = [dialect for _, dialect in DIALECTS.items() if dialect.header and dialect.header in request.headers]
-    return next(iter(by_path or by_header), DIALECTS["openai_chat"])
+    by_path = (dialect for _, dialect in DIALECTS.items() if path.endswith(dialect.path))
+    return next(by_path, DIALECTS["openai_chat"])
 
 
 def _refusal(refused: RefusedError, request: Request) -> Response:

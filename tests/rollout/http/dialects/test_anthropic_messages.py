@@ -120,7 +120,10 @@ def test_stream_has_the_official_order_and_joins_to_the_message():
     [
         ({"messages": user([{"type": "image", "source": {}}])}, "messages.0.content.0: .*'image'"),
         ({"messages": [*HELLO, {"role": "assistant", "content": "The answer is ("}]}, "expected a user's message last"),
-        ({"messages": user([{"type": "tool_use", "id": "c", "name": "f", "input": {}}])}, "tool_use in an assistant's"),
+        (
+            {"messages": user([{"type": "tool_use", "id": "c", "name": "f", "input": {}}])},
+            "expected no tool_use in a message of the user",
+        ),
         ({"messages": []}, "messages: "),
         ({"tools": [MESSAGE_TOOL], "tool_choice": {"type": "any"}}, 'tool_choice: expected {"type": "auto"} or'),
         ({"messages": user("x" * 2000)}, "prompt is too long: "),
@@ -134,23 +137,14 @@ def test_unsupported_request_is_refused_by_name(fields, said):
     assert (extras(body), body.error.type) == (set(), "invalid_request_error")
 
 
-@pytest.mark.parametrize(
-    ("path", "key", "status", "kind"),
-    [
-        ("/messages", "wrong", 401, "authentication_error"),
-        ("/messages/batches", None, 404, "not_found_error"),
-        ("/models", "wrong", 401, "authentication_error"),
-    ],
-)
-def test_errors_have_the_format_of_the_client(path, key, status, kind):
+def test_errors_have_the_format_of_the_client():
     async def solve(task, team):
-        headers = {"x-api-key": key or team.api_key, "anthropic-version": "2023-06-01"}
-        async with httpx.AsyncClient(headers=headers, trust_env=False) as client:
-            answer = await client.request("GET" if path == "/models" else "POST", f"{team.base_url}{path}")
+        async with httpx.AsyncClient(headers={"x-api-key": "wrong"}, trust_env=False) as client:
+            answer = await client.post(f"{team.base_url}/messages")
         body = ErrorResponse.model_validate(answer.json(), strict=True)
         return f"{answer.status_code} {body.error.type}"
 
-    assert run_workflow(solve)[0].answer == f"{status} {kind}"
+    assert run_workflow(solve)[0].answer == "401 authentication_error"
 
 
 def test_models_are_listed_under_the_base_url_of_others():

@@ -199,7 +199,13 @@ UNKNOWN = {"unknown": 3}
 
 ANY, FORM = {"type": "any"}, {"format": {"type": "json_schema", "schema": {}}}
 CHOSEN = {"type": "function", "function": {"name": "add"}}
-SAMPLED = {"do_sample": False, "grammar": "root ::= x", "response_schema": {}, "tool_choice": CHOSEN, "typical_p": 0.2}
+SAMPLED = {
+    "grammar": "root ::= x",
+    "guided_json": {},
+    "repetition_penalty": 1.2,
+    "tool_choice": CHOSEN,
+    "typical_p": 0.2,
+}
 REASONING = ["reasoning.encrypted_content"]
 ALLOWED = [
     ("openai_chat", {**CHAT, **SAMPLED}, " ".join(SAMPLED)),

@@ -7,7 +7,7 @@ blocks.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
@@ -101,13 +101,9 @@ class ToolDefinition(RequestBody):
     @property
     def definition(self) -> dict[str, Any]:
         """The schema in the form of chat completions."""
-        function = {
-            "name": self.name,
-            "description": self.description,
-            "parameters": self.input_schema,
-            "strict": self.strict,
-        }
-        return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
+        parts = ("name", self.name), ("description", self.description), ("parameters", self.input_schema)
+        function = {key: value for key, value in (*parts, ("strict", self.strict)) if value is not None}
+        return {"type": "function", "function": function}
 
 
 class ToolChoice(RequestBody):
@@ -192,44 +188,33 @@ def _content(texts: Sequence[TextBlock]) -> Any:
     return [{"type": "text", "text": block.text} for block in texts]
 
 
-def _translated(message: InputMessage) -> Iterable[Message]:
+def _translated(message: InputMessage) -> list[Message]:
     """Return messages of chat completions: results of calls are separate messages. Raises RefusedError."""
-    if message.role == "assistant":
-        return [_spoken(message)]
     plain: list[Message] = []
-    texts: list[TextBlock] = []
-    for block in message.content:
-        match block:
-            case TextBlock():
-                texts.append(block)
-            case ToolResultBlock():
-                if texts:
-                    plain.append({"role": message.role, "content": _content(texts)})
-                    texts = []
-                result = _content(block.content or [TextBlock(type="text", text="")])
-                plain.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": result})
-            case ToolUseBlock():
-                raise RefusedError(400, "messages: expected tool_use in an assistant's message only", param="messages")
-    if texts or not plain:
-        plain.append({"role": message.role, "content": _content(texts) or ""})
-    return plain
-
-
-def _spoken(message: InputMessage) -> Message:
     texts: list[TextBlock] = []
     calls: list[dict[str, Any]] = []
     for block in message.content:
         match block:
             case TextBlock():
                 texts.append(block)
-            case ToolUseBlock():
+            case ToolUseBlock() if message.role == "assistant":
                 function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
                 calls.append({"id": block.id, "type": "function", "function": function})
-            case ToolResultBlock():
-                raise RefusedError(400, "messages: expected tool_result in a user's message only", param="messages")
+            case ToolResultBlock() if message.role != "assistant":
+                if texts:
+                    plain.append({"role": message.role, "content": _content(texts)})
+                    texts = []
+                result = _content(block.content or [TextBlock(type="text", text="")])
+                plain.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": result})
+            case ToolUseBlock() | ToolResultBlock():
+                raise RefusedError(
+                    400, f"messages: expected no {block.type} in a message of the {message.role}", param="messages"
+                )
     if calls:
-        return {"role": "assistant", "content": _content(texts) or None, "tool_calls": calls}
-    return {"role": "assistant", "content": _content(texts) or ""}
+        plain.append({"role": "assistant", "content": _content(texts) or None, "tool_calls": calls})
+    elif texts or not plain:
+        plain.append({"role": message.role, "content": _content(texts) or ""})
+    return plain
 
 
 def answer(request: MessagesRequest, replies: Sequence[Reply], tokens_of: TokensOf) -> dict[str, Any]:
@@ -317,5 +302,4 @@ DIALECT = Dialect(
     error,
     ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"),
     client_adds_version=True,
-    header="anthropic-version",
 )
