@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -302,10 +302,6 @@ def _tools_prompt(tools: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-_SHORT, _KEPT = 4096, 1024
-"""Prompts up to `_SHORT` characters are tokenized once while they are among the last `_KEPT`."""
-
-
 class _TokenRemover:
     """Removes tokens from texts, in time linear in a text's length for any content."""
 
@@ -378,8 +374,6 @@ class ChatTokenizer:
         """The tokens that a response's text leaves out and that no message may spell: those that end a response, are
         the tokenizer's bos, pad or unk token, or stand around turns. Special tokens of another use are text."""
         self._without_special_tokens = _TokenRemover(self.special_tokens)
-        # The rollouts of a task begin with the same prompt.
-        self._tokenize_again = lru_cache(_KEPT)(self._tokenize)
 
     def encode(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
@@ -394,8 +388,7 @@ class ChatTokenizer:
         or fails on.
         """
         text = self._text(messages, tools)
-        tokenize = self._tokenize_again if len(text) <= _SHORT else self._tokenize
-        return text, tokenize(text) or (self.pad_id,)  # the model needs a position to predict from
+        return text, self._tokenize(text) or (self.pad_id,)  # the model needs a position to predict from
 
     def follow(self, messages: Sequence[Message], prompt: str = "") -> tuple[int, ...]:
         """Return the tokens between a response to `prompt` and the next one of the same agent.

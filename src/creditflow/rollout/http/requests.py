@@ -88,6 +88,20 @@ StopTexts = Annotated[list[StopText], BeforeValidator(_listed), Field(max_length
 TokenLimit = Annotated[int, Field(ge=1, le=2**31)]
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request in the form that all dialects share."""
+
+    messages: list[Message]
+    """As chat templates read them."""
+    max_tokens: int | None
+    """The limit of a response."""
+    stop: Sequence[str]
+    """Texts at which a response ends."""
+    choices: int = 1
+    """Number of responses."""
+
+
 class Request(RequestBody):
     """Fields of all dialects, and the values that the server reads.
 
@@ -105,25 +119,9 @@ class Request(RequestBody):
     metadata: dict[str, Any] | None = None
     """Kept with the step, for reward functions."""
 
-    @property
-    def conversation(self) -> list[Message]:
-        """The messages in the form that chat templates read. Raises RefusedError."""
+    def asked(self) -> Asked:
+        """Translate the request. Raises RefusedError."""
         raise NotImplementedError
-
-    @property
-    def choices(self) -> int:
-        """Number of responses."""
-        return 1
-
-    @property
-    def most_tokens(self) -> int | None:
-        """The limit of a response, or None."""
-        return None
-
-    @property
-    def stops(self) -> Sequence[str]:
-        """Texts at which a response ends."""
-        return ()
 
     @property
     def schemas(self) -> list[dict[str, Any]] | None:

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from urllib.parse import quote, unquote
 
 from creditflow._utils.files import json_ready
@@ -49,9 +49,6 @@ try:
     from creditflow.rollout.http.connections import bounded_connections, make_room
     from creditflow.rollout.http.dialects import DIALECTS
     from creditflow.rollout.http.requests import MOST_CHOICES, Dialect, RefusedError, parsed
-
-    if TYPE_CHECKING:
-        from creditflow.rollout.http.sessions import SessionStore
 except ImportError as missing:
     raise ConfigError(f"agents that call over HTTP need {missing.name}: pip install 'creditflow[serve]'") from missing
 
@@ -84,6 +81,17 @@ class ServerLimits:
     """Steps of one rollout."""
     waiting: int = 256
     """Concurrent calls of one rollout."""
+
+
+class SessionFactory(Protocol):
+    """Rollouts that clients begin and end; see `sessions.SessionStore`."""
+
+    api_key: str
+    agents: Mapping[str, AgentSpec]
+
+    def enter(self, name: str) -> Session: ...
+
+    def end(self, session: Session, body: bytes) -> Coroutine[Any, Any, Mapping[str, Any]]: ...
 
 
 @dataclass(slots=True)
@@ -185,7 +193,7 @@ class OpenAIServer:
         port: int = 0,
         *,
         limits: ServerLimits | None = None,
-        session_store: SessionStore | None = None,
+        session_store: SessionFactory | None = None,
     ) -> None:
         """`port`: 0 takes a free one.
 
@@ -348,12 +356,12 @@ class OpenAIServer:
     async def _complete(self, dialect: Dialect, request: Request, session: Session | None) -> Response:
         """Make the calls of a request, one for each choice, and return their responses."""
         body, agents = parsed(dialect.request, await self._body(request)), self._agents(session)
-        messages = body.conversation
+        asked = body.asked()
+        messages, n, most = asked.messages, asked.choices, self.limits.waiting
         texts = [(message["role"], content_text(message.get("content"))) for message in messages]
         systems = [text for role, text in texts if role == "system"]
         agent = _agent(agents, request, body.model, "\n".join(systems))
         parents, ignored = _parents(request, session), body.ignored(agents[agent].ignored_fields)
-        n, most = body.choices, self.limits.waiting
         if n > most:
             raise RefusedError(400, f"n: expected at most {most} choices, got {n}", param="n")
         session = self._begun(request, session)
@@ -365,9 +373,9 @@ class OpenAIServer:
             reads=[text for role, text in texts if role != "assistant"],
             spoken=[text for role, text in texts if role == "assistant"],
             answers=answered(messages, session.recorder.trajectory.id),
-            max_tokens=None if body.most_tokens is None else min(body.most_tokens, limit),
+            max_tokens=None if asked.max_tokens is None else min(asked.max_tokens, limit),
             temperature=body.temperature,
-            stop=tuple(body.stops),
+            stop=tuple(asked.stop),
             tools=body.schemas,
             info=body.metadata,
             ignored=ignored,

@@ -230,7 +230,7 @@ def test_unknown_field_of_a_chat_message_reaches_the_template():
     body = {**CHAT, "messages": [{"role": "user", "content": [{"type": "text", "text": "x"}], **UNKNOWN}]}
     request = parsed(DIALECTS["openai_chat"].request, json.dumps(body).encode())
     assert request.ignored() == ()
-    assert request.conversation == body["messages"]
+    assert request.asked().messages == body["messages"]
 
 
 def test_page_lists_every_dialect():

@@ -38,7 +38,7 @@ def asked(**fields) -> ChatRequest:
 @pytest.mark.parametrize("nulls", [CLIENTS, PARQUET, {"tool_calls": []}])
 def test_null_keys_of_clients_are_accepted(nulls):
     reply = {"role": "assistant", "content": "x", **nulls}
-    assert asked(messages=[*HELLO, reply]).conversation == [*HELLO, {"role": "assistant", "content": "x"}]
+    assert asked(messages=[*HELLO, reply]).asked().messages == [*HELLO, {"role": "assistant", "content": "x"}]
 
 
 def test_ignored_fields_are_recorded_with_the_step():

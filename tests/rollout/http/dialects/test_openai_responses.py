@@ -5,8 +5,6 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from creditflow.engines.local.policy import Policy, pick_device
-from creditflow.engines.models.tiny import tiny_byte_model
 from tests.rollout.http.dialects.clients import RESPONSE_TOOL, events_of, extras, texts_of
 from tests.rollout.http.test_server import AGENTS, CALL, Answers, Templated, exchange
 
@@ -45,23 +43,14 @@ def test_disabled_parallel_calls_return_one_call():
     assert (made.steps[0].response, made.steps[0].info) == (SAID, {"ignored": ["parallel_tool_calls"]})
 
 
-def test_log_probs_are_those_of_the_step():
-    policy = Policy.load(tiny_byte_model(), pick_device("cpu"))
-    answer, made = created(policy, include=["message.output_text.logprobs"], max_output_tokens=12)
-    told = answer.output[0].content[0].logprobs
-    assert tuple(one.logprob for one in told) == made.steps[0].logprobs
-    assert "".join(one.token for one in told) == answer.output_text
-
-
 CASES = [
     (lambda prompt: "yes", "stop", {}),
-    (lambda prompt: "yes", "stop", {"include": ["message.output_text.logprobs"], "instructions": "Sing."}),
     (lambda prompt: "", "stop", {}),
     (lambda prompt: SAID, "stop", {"tools": [RESPONSE_TOOL], "metadata": {"mine": "1"}}),
     (lambda prompt: CALL, "stop", {"tools": [RESPONSE_TOOL], "tool_choice": "auto"}),
     (lambda prompt: "yes", "length", {"max_output_tokens": 3}),
 ]
-IDS = ["text", "logprobs", "nothing", "text and calls", "call", "cut off"]
+IDS = ["text", "nothing", "text and calls", "call", "cut off"]
 
 
 @pytest.mark.parametrize(("answer", "reason", "fields"), CASES, ids=IDS)

@@ -135,7 +135,7 @@ MODEL = Templated()
 
 def encoded(dialect: str, **body):
     request = parsed(DIALECTS[dialect].request, json.dumps({"model": "m", **body}).encode())
-    return MODEL.encode(request.conversation, request.schemas or ())
+    return MODEL.encode(request.asked().messages, request.schemas or ())
 
 
 TALK = [*HELLO, {"role": "assistant", "content": "hi"}, *HELLO]

@@ -25,6 +25,7 @@ from creditflow.rollout.http.requests import (
     MOST_MESSAGES,
     MOST_TOOLS,
     NEUTRAL,
+    Asked,
     Dialect,
     RefusedError,
     Request,
@@ -150,8 +151,7 @@ class MessagesRequest(Request):
                 unread["tool_choice.disable_parallel_tool_use"] = True
         return unread
 
-    @property
-    def conversation(self) -> list[Message]:
+    def asked(self) -> Asked:
         if self.messages[-1].role == "assistant":
             raise RefusedError(
                 400,
@@ -159,15 +159,8 @@ class MessagesRequest(Request):
                 param="messages",
             )
         system = [] if self.system is None else [{"role": "system", "content": _content(self.system)}]
-        return [*system, *(plain for message in self.messages for plain in _translated(message))]
-
-    @property
-    def most_tokens(self) -> int | None:
-        return self.max_tokens
-
-    @property
-    def stops(self) -> Sequence[str]:
-        return self.stop_sequences
+        messages = [*system, *(plain for message in self.messages for plain in _translated(message))]
+        return Asked(messages, self.max_tokens, self.stop_sequences)
 
     @property
     def schemas(self) -> list[dict[str, Any]] | None:

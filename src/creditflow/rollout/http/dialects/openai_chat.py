@@ -18,6 +18,7 @@ from creditflow.rollout.http.requests import (
     MOST_CHOICES,
     MOST_MESSAGES,
     MOST_TOOLS,
+    Asked,
     Dialect,
     Request,
     RequestBody,
@@ -77,28 +78,16 @@ class ChatRequest(Request):
         several = {"parallel_tool_calls": True} if self.parallel_tool_calls is False else {}
         return super().unread() | several
 
-    @property
-    def conversation(self) -> list[Message]:
-        return [_plain(message.model_dump(exclude_unset=True)) for message in self.messages]
-
-    @property
-    def choices(self) -> int:
-        return self.n or 1
+    def asked(self) -> Asked:
+        messages = [_plain(message.model_dump(exclude_unset=True)) for message in self.messages]
+        most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens  # the new name
+        return Asked(messages, most, self.stop, self.n or 1)
 
     @property
     def schemas(self) -> list[dict[str, Any]] | None:
         if (self.model_extra or {}).get("tool_choice") == "none":
             return []
         return None if self.tools is None else [tool.model_dump() for tool in self.tools]
-
-    @property
-    def most_tokens(self) -> int | None:
-        """The limit under its new name or its old one."""
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-
-    @property
-    def stops(self) -> Sequence[str]:
-        return self.stop
 
 
 def _plain(message: Message) -> Message:

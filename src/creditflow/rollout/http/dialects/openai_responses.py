@@ -28,6 +28,7 @@ from creditflow.rollout.http.requests import (
     MOST_MESSAGES,
     MOST_TOOLS,
     NEUTRAL,
+    Asked,
     Dialect,
     RefusedError,
     Request,
@@ -38,8 +39,6 @@ from creditflow.rollout.http.requests import (
 )
 from creditflow.rollout.recorder import Reply
 
-LOGPROBS = "message.output_text.logprobs"
-"""The value of `include` that has an effect."""
 _Content = Annotated[str | list[dict[str, Any]], AfterValidator(text_parts_only)]
 _Name = Annotated[str, Field(max_length=256)]
 
@@ -138,22 +137,18 @@ class ResponsesRequest(Request):
     """Not in OpenAI's API."""
     tools: list[FunctionTool] | None = Field(None, max_length=MOST_TOOLS)
     parallel_tool_calls: bool | None = True
-    include: list[str] | None = Field(None, max_length=64)
     text: RequestBody | None = None
 
     def unread(self) -> dict[str, Any]:
         unread = super().unread()
         unread |= {f"text.{name}": value for name, value in (self.text.model_extra or {} if self.text else {}).items()}
-        if any(value != LOGPROBS for value in self.include or ()):
-            unread["include"] = True
         if self.parallel_tool_calls is False:
             # Only one of several calls is reported, but all were sampled, and are trained on.
             unread["parallel_tool_calls"] = True
         return unread
 
-    @property
-    def conversation(self) -> list[Message]:
-        """The messages in the form that chat templates read; calls join the assistant's message before them."""
+    def asked(self) -> Asked:
+        """Translate the request; calls join the assistant's message before them. Raises RefusedError."""
         messages: list[Message] = []
         if self.instructions is not None:
             messages.append({"role": "system", "content": self.instructions})
@@ -172,15 +167,7 @@ class ResponsesRequest(Request):
                     messages[-1].setdefault("tool_calls", []).append(call)
         if not messages:
             raise RefusedError(400, "input: expected at least one message", param="input")
-        return messages
-
-    @property
-    def most_tokens(self) -> int | None:
-        return self.max_output_tokens
-
-    @property
-    def stops(self) -> Sequence[str]:
-        return self.stop
+        return Asked(messages, self.max_output_tokens, self.stop)
 
     @property
     def schemas(self) -> list[dict[str, Any]] | None:
@@ -203,12 +190,11 @@ def answer(request: ResponsesRequest, replies: Sequence[Reply], tokens_of: Token
     place = f"{rollout_of(reply.step.trajectory_id)}_{reply.step.index}"
     output: list[dict[str, Any]] = []
     if text or not calls:  # clients read the text of an empty response, too
-        tokens = tokens_of(reply) if LOGPROBS in (request.include or ()) else []
         part = {
             "type": "output_text",
             "text": text,
             "annotations": [],
-            "logprobs": [{**token, "bytes": token["bytes"] or []} for token in tokens],  # these may not be null
+            "logprobs": [],
         }
         message = {"id": f"msg_{place}", "type": "message", "status": status, "role": "assistant", "content": [part]}
         output.append(message)
@@ -277,11 +263,10 @@ def _events(answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _text_events(item: Mapping[str, Any], place: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     part, where = item["content"][0], {**place, "content_index": 0}
-    logprobs = [{name: token[name] for name in ("token", "logprob", "top_logprobs")} for token in part["logprobs"]]
-    yield {"type": "response.content_part.added", **where, "part": {**part, "text": "", "logprobs": []}}
+    yield {"type": "response.content_part.added", **where, "part": {**part, "text": ""}}
     if part["text"]:
-        yield {"type": "response.output_text.delta", **where, "delta": part["text"], "logprobs": logprobs}
-    yield {"type": "response.output_text.done", **where, "text": part["text"], "logprobs": logprobs}
+        yield {"type": "response.output_text.delta", **where, "delta": part["text"], "logprobs": []}
+    yield {"type": "response.output_text.done", **where, "text": part["text"], "logprobs": []}
     yield {"type": "response.content_part.done", **where, "part": part}
 
 
