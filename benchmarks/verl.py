@@ -58,7 +58,6 @@ from creditflow.engines.verl import rows as rows_module
 from creditflow.engines.verl.agent_loop import step_output
 from creditflow.engines.verl.rollouts import ReceivedRecords, RolloutRecord, partition, take
 from creditflow.engines.verl.rows import VerlRows, delete_rows, select
-from creditflow.engines.verl.trainer import trained_by
 from creditflow.rewards import ScoringReport
 from creditflow.rewards.manager import FunctionReport
 from creditflow.runs import RunFolder
@@ -383,7 +382,7 @@ def drive(queue: Dictionary, path: Path, early: float = EARLY_FRAC) -> Clock:
         with clock.part("rows"):
             columns = VerlRows.from_batch(*trajectories.row_keys([POLICY]), trajectories.batch)
             step_R = columns.expect_all(queue.rows)
-            trained = select(queue.rows, trained_by(POLICY, assignment)[step_R])
+            trained = select(queue.rows, (assignment.groups.trained_S & assignment.batch.sampled_by(POLICY))[step_R])
             if len(trained) < len(queue.rows):
                 delete_rows(queue.rows, keep=trained.keys)
         with clock.part("columns"):

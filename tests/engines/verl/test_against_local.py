@@ -20,10 +20,10 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from creditflow.credit import assign, make_threshold
 from creditflow.data import Score, Trajectory, TrajectoryBatch
 from creditflow.engines.verl.agent_loop import step_output
+from creditflow.engines.verl.buffer import RolloutBuffer
 from creditflow.engines.verl.rollouts import ReceivedRecords, RolloutRecord, take
 from creditflow.engines.verl.rows import VerlRows, concatenate_rows, delete_rows, delete_unfinished, select
 from creditflow.engines.verl.runner import sampled_steps
-from creditflow.engines.verl.trainer import RolloutBuffer, trained_by
 from creditflow.rewards import ScoringReport
 from tests.builders import credit_options, make_trajectory, step
 
@@ -150,7 +150,7 @@ def test_rows_get_the_advantages_that_the_local_engine_trains_on(queue, options)
         columns.values(rows, critic)
     threshold = make_threshold(0.5, batch.agent_names)
     ours = assign(taken.batch, chosen, values_T=critic, threshold=threshold, history=history)
-    trained = select(rows, trained_by("default", ours)[step_R])
+    trained = select(rows, (ours.groups.trained_S & ours.batch.sampled_by("default"))[step_R])
     trained = columns.put(trained, ours)
     got = tq.kv_batch_get(keys=trained.keys, partition_id="train", select_fields=["advantages", "response_mask"])
 
@@ -206,8 +206,8 @@ def buffer_of(
     mode: str, min_complete_frac: float = 1.0, on_poll: Callable[[], None] = lambda: None, **options: object
 ) -> RolloutBuffer:
     section, buffer = OmegaConf.create({}), ReplayBuffer if mode == "sync" else ReplayBufferAsync
-    whole = buffer(mode, section, None, "drop", section, poll_interval=0.0, **options)
-    return RolloutBuffer.from_replay_buffer(whole, on_poll, min_complete_frac)
+    whole = buffer(mode, section, None, "drop", section, **options)
+    return RolloutBuffer.from_replay_buffer(whole, on_poll, min_complete_frac, rollouts=0)
 
 
 def test_late_groups_alone_exceed_a_batch(queue):

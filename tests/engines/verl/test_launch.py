@@ -69,14 +69,14 @@ class Cluster:
 def cluster(monkeypatch):
     from verl.trainer import main_ppo
 
-    from creditflow.engines.verl import task_runner
+    import creditflow.engines.verl.trainer  # noqa: F401  # its imports use `ray.remote`
 
     stand_in = Cluster()
     actor_class = SimpleNamespace(options=lambda **options: SimpleNamespace(remote=lambda: "the actor"))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
     monkeypatch.setattr(main_ppo, "run_ppo", stand_in.run_ppo)
-    monkeypatch.setattr(task_runner, "task_runner_class", lambda: actor_class)
+    monkeypatch.setattr(ray, "remote", lambda **options: lambda cls: actor_class)
     monkeypatch.setattr(ray, "is_initialized", lambda: stand_in.running)
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_session_name=lambda: "session_1"))
     monkeypatch.setattr(ray, "shutdown", lambda: stand_in.ended.append("Ray"))

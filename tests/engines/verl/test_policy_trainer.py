@@ -9,24 +9,29 @@ from ray.exceptions import ActorDiedError
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from creditflow.engines.verl.trainer import CreditflowTrainer, PolicyTrainer
+from creditflow.engines.verl.policy_trainer import PolicyTrainer
+from creditflow.engines.verl.trainer import expect_live_servers
 from creditflow.errors import CreditflowError
 
 
-def trainer(cls: type, ranks: int, updates: int) -> SimpleNamespace:
-    """A stand-in for a trainer with the attributes that `_balance_batch` of `cls` uses."""
-
-    def required_multiple(dp_size: int) -> int:
-        stand_in._n_ranks, stand_in._n_updates = dp_size, updates
-        return dp_size * updates
-
+def balanced(batch: KVBatchMeta, ranks: int, updates: int, metrics: dict[str, float]) -> KVBatchMeta:
+    """The rows as `PolicyTrainer` orders them for so many ranks and mini-batches."""
     stand_in = SimpleNamespace(
-        actor_rollout_wg=SimpleNamespace(_dispatch_info={}, _query_dispatch_info=lambda role: list(range(ranks))),
-        tokenizer=SimpleNamespace(eos_token_id=0),
-        _get_required_batch_multiple=required_multiple,
+        **_workers(ranks),
+        config=SimpleNamespace(data=SimpleNamespace(train_batch_size=updates)),
+        mini_batch_size=1,
     )
-    stand_in.balance = lambda batch, metrics: cls._balance_batch(stand_in, batch, metrics)
-    return stand_in
+    return PolicyTrainer._balanced(stand_in, batch, metrics)
+
+
+def balanced_by_verl(batch: KVBatchMeta, ranks: int, updates: int, metrics: dict[str, float]) -> KVBatchMeta:
+    stand_in = SimpleNamespace(**_workers(ranks), _get_required_batch_multiple=lambda dp_size: dp_size * updates)
+    return PPOTrainer._balance_batch(stand_in, batch, metrics)
+
+
+def _workers(ranks: int) -> dict[str, SimpleNamespace]:
+    workers = SimpleNamespace(_dispatch_info={}, _query_dispatch_info=lambda role: list(range(ranks)))
+    return {"actor_rollout_wg": workers, "tokenizer": SimpleNamespace(eos_token_id=0)}
 
 
 def rows(count: int) -> KVBatchMeta:
@@ -38,8 +43,8 @@ def rows(count: int) -> KVBatchMeta:
 @pytest.mark.parametrize(("ranks", "updates"), [(1, 1), (2, 3), (8, 4)])
 def test_rows_are_balanced_as_in_verl(ranks, updates):
     ours, theirs = {}, {}
-    dealt = trainer(PolicyTrainer, ranks, updates).balance(rows(480), ours)
-    verls = trainer(PPOTrainer, ranks, updates).balance(rows(480), theirs)
+    dealt = balanced(rows(480), ranks, updates, ours)
+    verls = balanced_by_verl(rows(480), ranks, updates, theirs)
     assert ours == theirs
     of_rank = 480 // ranks
     for rank in range(ranks):
@@ -60,18 +65,14 @@ def test_every_mini_batch_has_real_rows(ranks, updates, monkeypatch):
         tags = [*batch.tags, *({"seq_len": 1} for _ in padding)]
         return KVBatchMeta(keys=[*batch.keys, *padding], tags=tags, partition_id="train")
 
-    monkeypatch.setattr("creditflow.engines.verl.trainer.upsample_batch_to_divisible_size", padded)
+    monkeypatch.setattr("creditflow.engines.verl.policy_trainer.upsample_batch_to_divisible_size", padded)
     count = ranks * updates * 3 - n_padding
-    dealt = trainer(PolicyTrainer, ranks, updates).balance(rows(count), {}).keys
+    dealt = balanced(rows(count), ranks, updates, {}).keys
     size = len(dealt) // (ranks * updates)
     for first in range(0, len(dealt), size):  # a rank's rows are cut into mini-batches from the front
         assert any(key.startswith("row") for key in dealt[first : first + size])
 
 
 def test_dead_servers_end_the_run_with_advice():
-    def died(version):
+    with pytest.raises(CreditflowError, match=r"do not come back: .*run the same command again"), expect_live_servers():
         raise ActorDiedError()
-
-    run = SimpleNamespace(trainers=[SimpleNamespace(checkpoint_manager=SimpleNamespace(update_weights=died))])
-    with pytest.raises(CreditflowError, match=r"do not come back: .*run the same command again"):
-        CreditflowTrainer._sync_weights(run, 3)

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transfer_queue import KVBatchMeta
 
-from creditflow.data import Score, TrajectoryBatch
+from creditflow.data import TrajectoryBatch
 from creditflow.engines.verl import rows as rows_module
-from creditflow.engines.verl.agent_loop import StepOutput, sub_reward
 from creditflow.engines.verl.rollouts import RolloutRecords
 from creditflow.engines.verl.rows import VerlRows, select
 from creditflow.engines.verl.runner import sampled_steps
@@ -116,38 +115,3 @@ def test_select_keeps_keys_and_tags_together():
     chosen = select(rows, np.array([True, False, True]))
     assert (chosen.keys, chosen.tags, len(chosen), chosen.size) == (["a", "c"], [{"i": 0}, {"i": 2}], 2, 2)
     assert select(rows, np.ones(3, dtype=bool)) is rows
-
-
-@pytest.mark.parametrize(
-    ("scores", "reward"),
-    [
-        ({}, 0.0),
-        ({"f": 0.25}, 0.25),
-        ({"f": Score((1.0, 0.0, 1.0, 0.0))}, 0.5),
-        ({"f": 1.0, "g": "failed"}, 0.0),
-        (
-            {
-                "f": Score(3.0, range=(1.0, 5.0), weight=3.0),
-                "g": Score((0.0, 1.0, 1.0, 0.0)),
-                "h": Score(1.0, weight=0.0),
-            },
-            0.5,
-        ),
-    ],
-)
-def test_sub_reward_of_a_row_is_the_mean_of_its_scores(scores, reward):
-    assert sub_reward(make_trajectory("t", [step("x", scores, tokens=4)]).steps[0]) == pytest.approx(reward)
-
-
-def test_each_step_output_keeps_its_own_reward():
-    def made(reward):
-        tokens = {"prompt_ids": [1], "response_ids": [2, 3], "response_mask": [1, 1], "response_logprobs": [-1.0] * 2}
-        return StepOutput(**tokens, metrics={}, reward_score=0.0, sub_reward=reward)
-
-    outputs = [made(0.25), made(1.0)]
-    for output in outputs:  # verl sets the same reward on all outputs of a rollout
-        output.reward_score = 9.0
-    columns = [output.as_dict() for output in outputs]
-    assert [c["rm_scores"].tolist() for c in columns] == [[0.0, 0.25], [0.0, 1.0]]
-    assert all("sub_reward" not in c for c in columns)
-    assert all(torch.equal(c["response_mask"], torch.tensor([1, 1])) for c in columns)

@@ -1,11 +1,12 @@
 """verl agent-loop workers that run creditflow workflows.
 
-A worker writes one row per trained step to TransferQueue, as verl's own workers do, with the step's sub-reward on its
-tokens. It writes the scored trajectory, from which credit is computed, to a separate partition.
+A worker writes one row per trained step to TransferQueue, as verl's own workers do, and the scored trajectory, from
+which credit is computed, to a separate partition.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,9 +21,9 @@ from verl.utils.config import omega_conf_to_dataclass
 from creditflow.data import Step, Trajectory
 from creditflow.engines.verl.dataset import task_from_row
 from creditflow.engines.verl.recipe import read_run_handle
-from creditflow.engines.verl.rollouts import SERVERS_IDLE_S, RolloutRecord, partition, random_key, rollout_ids
+from creditflow.engines.verl.rollouts import RolloutRecord, partition, random_key, rollout_ids
 from creditflow.engines.verl.runner import build_runner, sampled_steps
-from creditflow.engines.verl.servers import IdleClock, ServedPolicy, Servers
+from creditflow.engines.verl.servers import ServedPolicy, Servers
 from creditflow.errors import CreditflowError, first_line
 from creditflow.monitoring.metrics import passes
 from creditflow.rollout import Rollout
@@ -31,18 +32,6 @@ from creditflow.rollout.client import ChatClient, PolicyView
 
 _UNBOUNDED = 1 << 62
 """A version that no run reaches."""
-
-
-class StepOutput(AgentLoopOutput):  # type: ignore[misc]
-    """One step as a verl agent-loop output, with its own reward: verl would use the last step's reward for all."""
-
-    sub_reward: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """The step in verl's columns, with its own reward at the last token; verl reads the sum over tokens."""
-        columns: dict[str, Any] = super().as_dict()
-        columns["rm_scores"][-1] = columns.pop("sub_reward")
-        return columns
 
 
 class RolloutWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type: ignore[misc]
@@ -61,7 +50,6 @@ class RolloutWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type:
         }
         self.clients: dict[str, PolicyView | ChatClient] = {**self.trained, **self.runner.components.chat_clients}
         self.runner.components.rewards.connect(self.trained)
-        self.idle_clock = IdleClock()
 
     async def _run_agent_loop(
         self, sampling_params: dict[str, Any], trajectory: dict[str, Any], *, session_id: int, **row: Any
@@ -82,13 +70,13 @@ class RolloutWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type:
         first = step if validate else step - 1
         versions = range(first, first + 1 if validate or self.synchronous else _UNBOUNDED)
         request_id = f"{name}-{row['uid'][:8]}"
-        servers = Servers(self.clients, sampling_params, versions, request_id, self.idle_clock)
+        servers = Servers(self.clients, sampling_params, versions, request_id)
         started = time.perf_counter()
         try:
             components, temperature = self.runner.components, 0.0 if greedy else float(sampling_params["temperature"])
             sampling = replace(components.sampling, temperature=temperature)
             recorded, report = await self.runner.run(rollout, servers, sampling)
-            record = RolloutRecord.from_trajectory(recorded, report, place, self._take_counts(validate=validate))
+            record = RolloutRecord.from_trajectory(recorded, report, place, components.endpoint_metrics())
             if not validate:
                 await self._put_rows(recorded, time.perf_counter() - started, row, session_id)
         except Exception as error:  # a recipe's functions may raise anything; the trainer counts and reports it
@@ -102,13 +90,9 @@ class RolloutWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type:
             fields = {name: row[name] for name in ("uid", "global_steps", "index")}
             await self._agent_loop_postprocess(outputs, False, **fields, session_id=session_id)
 
-    def _take_counts(self, *, validate: bool = False) -> dict[str, float]:
-        """Endpoint metrics and idle seconds since the last record of training."""
-        counts = self.runner.components.endpoint_metrics()
-        return counts if validate else {**counts, SERVERS_IDLE_S: self.idle_clock.take()}
-
-    async def alive(self) -> None:
-        """Return, unless the worker has died."""
+    async def stay(self) -> None:
+        """Do nothing as long as the worker lives."""
+        await asyncio.Event().wait()
 
     async def aclose(self) -> None:
         """Close the resources of rollouts and scoring."""
@@ -121,19 +105,14 @@ class CreditflowAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(RolloutWorker)
-        self._unanswered: list[Any] = [None] * self.rollout_config.agent.num_workers
+        self._staying: list[Any] = []
 
     def expect_alive(self) -> None:
-        """Raise CreditflowError if a worker died.
-
-        Does not wait: a busy worker answers at a later call.
-        """
-        workers = zip(self._unanswered, self.agent_loop_workers, strict=True)
-        calls = [ref or worker.alive.remote() for ref, worker in workers]
-        answered, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
-        self._unanswered = [None if ref in answered else ref for ref in calls]
+        """Raise CreditflowError if a worker died. Does not wait."""
+        self._staying = self._staying or [worker.stay.remote() for worker in self.agent_loop_workers]
+        died, _ = ray.wait(self._staying, timeout=0)
         try:
-            ray.get(answered)
+            ray.get(died)
         except ActorDiedError as error:
             raise CreditflowError(
                 f"an agent-loop worker died, and its rollouts with it: {first_line(error)}; run the same command again "
@@ -155,36 +134,23 @@ def _served(client: Any, model_section: Any, rollout: Any) -> ServedPolicy:
     return ServedPolicy(client, chat, int(positions))
 
 
-def step_output(trajectory: Trajectory, step: Step, seconds: float) -> StepOutput:
+def step_output(trajectory: Trajectory, step: Step, seconds: float) -> AgentLoopOutput:
     """Convert a step to a verl training row. `seconds`: the duration of the whole rollout."""
-    outcome = trajectory.outcomes.get(step.agent, trajectory.outcome)
-    scored = outcome is not None and outcome.status == "ok"
-    return StepOutput(
+    outcome = trajectory.outcome
+    return AgentLoopOutput(
         prompt_ids=list(step.prompt_ids),
         response_ids=list(step.response_ids),
         response_mask=list(step.response_mask),
         response_logprobs=list(step.logprobs),
-        reward_score=0.0,  # with None, verl's reward workers would score it
+        # Only for verl's metrics. With None, verl's reward workers would score the step.
+        reward_score=outcome.rescaled if outcome is not None and outcome.status == "ok" else 0.0,
         num_turns=len(trajectory.steps),
         metrics=AgentLoopMetrics(generate_sequences=seconds),
-        sub_reward=sub_reward(step),
         extra_fields={
             "min_global_steps": step.policy_version,
             "max_global_steps": step.version_spans[-1][1] if step.version_spans else step.policy_version,
             "agent": step.agent,
             "turn": step.turn,
-            "reward_extra_info": {
-                "acc": float(passes(trajectory.outcome)),
-                "outcome": outcome.rescaled if scored and outcome is not None else 0.0,
-            },
+            "reward_extra_info": {"acc": float(passes(outcome))},
         },
     )
-
-
-def sub_reward(step: Step) -> float:
-    """The weighted mean of the step's scores, in [0, 1]; 0 without scores, or if one failed."""
-    scores = [score for score in step.scores.values() if score.weight > 0]
-    if not scores or any(score.status != "ok" for score in scores):
-        return 0.0
-    values = [score.weight * score.rescaled_over(step.response_mask) for score in scores]
-    return float(sum(values) / sum(score.weight for score in scores))

@@ -46,7 +46,7 @@ from creditflow.engines.verl.checks import validate
 from creditflow.engines.verl.configuration import as_yaml, checkpoints, compose
 from creditflow.engines.verl.overridden import expect_verl
 from creditflow.engines.verl.policies import rollout_devices
-from creditflow.engines.verl.recipe import KEY, NAME, read_run_handle, recipe_section
+from creditflow.engines.verl.recipe import KEY, NAME, TRAINER_PREFIX, read_run_handle, recipe_section
 from creditflow.errors import ConfigError, CreditflowError, first_line, says_disk_full
 from creditflow.monitoring import GuardEvent
 from creditflow.monitoring.guard import RolledBack
@@ -197,7 +197,8 @@ def _bring_models(config: DictConfig, recipe: Recipe) -> None:
         else:
             changed.policies[name].model.path = folder
     config[KEY] = recipe_section(replace(recipe, config=changed).absolute(), read_run_handle(config).run_folder)
-    OmegaConf.update(config, _MODEL, next(iter(model_paths.values())) if len(model_paths) == 1 else section.model.path)
+    # With several policies, that of the first; verl's agent-loop workers load its tokenizer.
+    OmegaConf.update(config, _MODEL, next(iter(model_paths.values())))
     if (path := recipe.config.critic.model.path) is not None:
         OmegaConf.update(config, "critic.model.path", _bring_model(path, lambda: critic_folder(recipe, trained[0])[0]))
 
@@ -254,10 +255,12 @@ def _run(config: DictConfig, reporter: Reporter) -> None:
     from ray.exceptions import RayActorError, RayTaskError
     from verl.trainer.main_ppo import run_ppo
 
-    from creditflow.engines.verl.task_runner import task_runner_class
+    from creditflow.engines.verl.trainer import TaskRunner
 
     ours = not ray.is_initialized()
-    runner = _TaskRunnerActor(task_runner_class(), config, reporter)
+    config = config.copy()
+    config.trainer.v1.trainer_mode = TRAINER_PREFIX + config.trainer.v1.trainer_mode
+    runner = _TaskRunnerActor(ray.remote(num_cpus=1)(TaskRunner), config, reporter)  # one core, as in verl's recipes
     # Standard output is for results. Output of verl and, with log_to_driver, of Ray's workers is redirected.
     talks = config.ray_kwargs.ray_init.get("log_to_driver")
     try:

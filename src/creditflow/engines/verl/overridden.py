@@ -1,7 +1,8 @@
 """verl's methods that this engine overrides or relies on, with hashes of their source in each supported version.
 
-An override calls the replaced method or takes over its work, so it may be wrong once that method changes. A version of
-verl without hashes is accepted if none of the methods in `overridden.json` differs from those of a known version.
+An override calls the replaced method or takes over its work, so it may be wrong once that method changes. Constructors
+and hooks (`on_step_end`) are not listed. A version of verl without hashes is accepted if none of the methods in
+`overridden.json` differs from those of a known version.
 `python -m creditflow.engines.verl.overridden` prints the hashes of the installed version.
 """
 

@@ -16,6 +16,9 @@ NAME = "verl"
 KEY = "creditflow"
 """The recipe's top-level key in verl's configuration."""
 
+TRAINER_PREFIX = "creditflow_"
+"""The prefix of the trainers' names in verl's registry, before that of the mode."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunHandle:

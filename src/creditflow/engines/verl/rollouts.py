@@ -19,18 +19,14 @@ import transfer_queue as tq
 from creditflow.data import TRAJECTORY_STATUSES, Ints, Trajectory, TrajectoryBatch
 from creditflow.data.table import batch_of, join, pack, read_part
 from creditflow.engines.common.rollouts import expect_few_failed_rollouts
-from creditflow.engines.verl.servers import LostServerError
 from creditflow.errors import ConfigError, InputError, first_line
 from creditflow.monitoring import evaluation_metrics
 from creditflow.rewards import ScoringReport
 from creditflow.rollout import Rollout
 
 _TRAIN, _VAL = 0, 1
-SERVERS_IDLE_S = "servers_idle_s"
-"""In `RolloutRecord.counted`: the seconds in which no call of the worker was in flight."""
 
 Status = Literal["taken", "mistake"]
-_LOST_SERVER = f"{LostServerError.__name__}: "
 
 
 def partition(validate: bool) -> str:
@@ -121,11 +117,6 @@ class RolloutRecords:
         failed = np.flatnonzero(self.batch.status_of_trajectory == TRAJECTORY_STATUSES.index("failed")).tolist()
         return [str(self.batch.trajectory_info[n].get("error", "")) for n in failed]
 
-    @property
-    def lost_to_servers(self) -> int:
-        """The number of rollouts that failed because of a rollout server."""
-        return sum(why.startswith(_LOST_SERVER) for why in self.failures)
-
     def expect_few_failures(self, max_failed_frac: float) -> None:
         """Raise CreditflowError if more than this share failed or left no record, or if no rollout made a step."""
         reasons = self.failures + ["its session left no record (Ray's logs say more)"] * self.lost
@@ -137,7 +128,7 @@ class RolloutRecords:
         return {
             "train/pass_at_1": evaluation_metrics(self.batch, n=1)["pass_at_1"],
             "rollout/lost_frac": self.lost / self.expected,
-            **{name: value for name, value in self.counted.items() if name != SERVERS_IDLE_S},
+            **self.counted,
         }
 
     def row_keys(self, policies: Sequence[str]) -> tuple[list[str], Ints]:

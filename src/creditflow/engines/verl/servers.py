@@ -5,11 +5,11 @@ Independent of workflows and trajectories.
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
+
+from ray.exceptions import RayActorError
 
 from creditflow.errors import ConfigError, CreditflowError, first_line
 from creditflow.rollout import Generation, GenerationRequest
@@ -18,13 +18,6 @@ from creditflow.rollout.client import ChatClient, FinishReason, PolicyView
 
 SPANS = "version_spans"
 """The key in `extra_fields` of a response with `Step.version_spans` (see `versions`)."""
-ATTEMPTS = 3
-"""The number of attempts of a call if its server dies. All go to the same server, which Ray may restart."""
-_PAUSE_S = 0.5
-
-
-class LostServerError(CreditflowError):
-    """A rollout server died or aborted a call, or was restarted and holds other weights than the current ones."""
 
 
 class ServerClient(Protocol):
@@ -35,31 +28,6 @@ class ServerClient(Protocol):
     ) -> Any:  # TokenOutput
         """Generate one response."""
         ...
-
-
-class IdleClock:
-    """Measures the seconds in which no call was in flight."""
-
-    def __init__(self) -> None:
-        self._calls, self._idle_s, self._since = 0, 0.0, time.monotonic()
-
-    def __enter__(self) -> None:
-        if self._calls == 0:
-            self._idle_s += time.monotonic() - self._since
-        self._calls += 1
-
-    def __exit__(self, *_: object) -> None:
-        self._calls -= 1
-        self._since = time.monotonic()
-
-    def take(self) -> float:
-        """The idle seconds since the last reading."""
-        now = time.monotonic()
-        if self._calls == 0:
-            self._idle_s += now - self._since
-            self._since = now
-        taken, self._idle_s = self._idle_s, 0.0
-        return taken
 
 
 @dataclass(slots=True)
@@ -86,8 +54,6 @@ class Servers:
     versions: range
     """The versions of weights from which the rollout may sample."""
     request_id: str
-    idle_clock: IdleClock = field(default_factory=IdleClock)
-    """Shared by the rollouts of a worker."""
     fault: Exception | None = None
     """Always None: an error fails only its own rollout."""
 
@@ -98,17 +64,23 @@ class Servers:
         """Do nothing: a rollout has no work besides its calls."""
 
     async def generate(self, policy: str, request: GenerationRequest) -> Generation:
-        """Generate one response. Raises LostServerError if no server with the right weights answered."""
+        """Generate one response. Raises CreditflowError if no server with the right weights answered."""
         served = self.clients[policy]
         assert isinstance(served, ServedPolicy)
-        output = await self._ask(served, request)
+        params = self._sampling_params(served, request)
+        try:
+            output = await served.client.generate(
+                self.request_id, prompt_ids=list(request.prompt_ids), sampling_params=params
+            )
+        except RayActorError as error:
+            raise CreditflowError(f"policy {policy}: the server died: {first_line(error)}") from error
         if output.stop_reason in ("aborted", "abort"):  # vLLM's and SGLang's values
-            raise LostServerError(f"policy {policy}: the server aborted the call")
+            raise CreditflowError(f"policy {policy}: the server aborted the call")
         spans = output.extra_fields.get(SPANS) or [(0, output.extra_fields.get("global_steps"))]
         if wrong := [version for _, version in spans if version is None or version not in self.versions]:
             first, last = self.versions[0], self.versions[-1]
             expected = f"{first}" if first == last else f"at least {first}"
-            raise LostServerError(
+            raise CreditflowError(
                 f"policy {policy}: the server holds weights of version {wrong[0]}, expected {expected}: the "
                 "server restarted; the next update replaces its weights"
             )
@@ -120,29 +92,17 @@ class Servers:
         reason: FinishReason = "length" if cut_off else "stop"
         return Generation(ids, tuple(output.log_probs), reason, spans[0][1], tuple(spans) if len(spans) > 1 else ())
 
-    async def _ask(self, served: ServedPolicy, request: GenerationRequest) -> Any:
-        from ray.exceptions import RayActorError
-
-        client = served.client
+    def _sampling_params(self, served: ServedPolicy, request: GenerationRequest) -> dict[str, Any]:
+        """verl's sampling parameters of one call."""
         params = dict(self.sampling_params, temperature=request.temperature, max_tokens=request.max_tokens)
         # Servers stop only at the generation configuration's end tokens, which may lack the chat template's.
         params["stop_token_ids"] = sorted(served.chat_tokenizer.end_ids)
         if request.temperature == 0:
-            params |= {"top_p": 1.0, "top_k": -1}
-        elif request.temperature != self.sampling_params["temperature"]:
+            return params | {"top_p": 1.0, "top_k": -1}
+        if request.temperature != self.sampling_params["temperature"]:
             raise ConfigError(
                 f"a workflow asks for temperature {request.temperature:g}; verl's trainer computes log-probs at one "
                 f"temperature: expected {self.sampling_params['temperature']:g}, as in "
                 "actor_rollout_ref.rollout.temperature, or 0 for a step that is not trained on"
             )
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                with self.idle_clock:
-                    return await client.generate(
-                        self.request_id, prompt_ids=list(request.prompt_ids), sampling_params=dict(params)
-                    )
-            except RayActorError as error:
-                if attempt == ATTEMPTS:
-                    raise LostServerError(f"the server died, {ATTEMPTS} times: {first_line(error)}") from error
-                await asyncio.sleep(_PAUSE_S * 2**attempt)
-        raise AssertionError("unreachable")
+        return params
