@@ -10,7 +10,7 @@ import logging
 import operator
 import types
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -28,8 +28,6 @@ from creditflow.errors import ConfigError, did_you_mean, first_line
 
 _LOCAL_LOSS = "traj-mean-step-mean"
 """A value of `loss_agg_mode` that only the embedded engine supports."""
-_ONE_POLICY = ("trtllm",)
-"""verl rollout back ends that `policy_servers` does not extend to several trained policies."""
 
 
 def expect_for_verl(config: Config) -> None:
@@ -46,24 +44,14 @@ def expect_for_verl(config: Config) -> None:
 # The user's verl options, by dotted key
 
 
-def unusable(
-    chosen: Mapping[str, Any], added: Collection[str], base: DictConfig, defaults: Mapping[str, Any]
-) -> dict[str, str]:
-    """What is wrong with `chosen` options that verl does not have, or has with another type.
-
-    `added`: keys that need not exist. `base`, `defaults`: verl's own configuration, nested and flattened.
-    """
-    problems: dict[str, str] = {}
-    for key, value in chosen.items():
-        if key not in added and not _is_known(key, defaults):
-            hint = did_you_mean(key, (other for other, default in defaults.items() if default != {}))
-            problems[key] = f"unknown verl key {key!r}{hint}; +{key} would add it to those that verl lists"
-        elif key in defaults and not (isinstance(value, str) and "${" in value):
-            try:
-                checked(_kind(key, base, defaults[key]), value, key)
-            except ConfigError as error:
-                problems[key] = str(error)
-    return problems
+def unknown(keys: Iterable[str], defaults: Mapping[str, Any]) -> dict[str, str]:
+    """What is wrong with `keys` that verl does not have. `defaults`: verl's own configuration, flattened."""
+    options = [key for key, default in defaults.items() if default != {}]
+    return {
+        key: f"unknown verl key {key!r}{did_you_mean(key, options)}; +{key} would add it to those that verl lists"
+        for key in keys
+        if not _is_known(key, defaults)
+    }
 
 
 def _is_known(key: str, defaults: Mapping[str, Any]) -> bool:
@@ -75,6 +63,21 @@ def _is_known(key: str, defaults: Mapping[str, Any]) -> bool:
         return True
     is_open = bool(section) and defaults[section] in ({}, None)
     return is_open and not any(other.startswith(f"{section}.") for other in defaults)
+
+
+def mistyped(chosen: Mapping[str, Any], base: DictConfig, defaults: Mapping[str, Any]) -> dict[str, str]:
+    """What is wrong with `chosen` options that have another type in verl.
+
+    `base`, `defaults`: verl's own configuration, nested and flattened.
+    """
+    problems: dict[str, str] = {}
+    for key, value in chosen.items():
+        if key in defaults and not (isinstance(value, str) and "${" in value):
+            try:
+                checked(_kind(key, base, defaults[key]), value, key)
+            except ConfigError as error:
+                problems[key] = str(error)
+    return problems
 
 
 _KINDS: Mapping[Any, Any] = {
@@ -112,26 +115,21 @@ def _pydantic_types(declared: Any) -> list[Any]:
     return [_KINDS.get(origin, dict)]
 
 
-def without_effect(chosen: Mapping[str, Any], defaults: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, str]:
-    """Why `chosen` options must not be changed, or have no effect here.
-
-    `values`: those that creditflow sets instead of verl's `defaults`.
-    """
-    in_force = {**defaults, **values}
-    mode = chosen.get("trainer.v1.trainer_mode", in_force["trainer.v1.trainer_mode"])
+def without_effect(chosen: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, str]:
+    """Why `chosen` options must not be changed, or have no effect here."""
+    mode = chosen.get("trainer.v1.trainer_mode", defaults["trainer.v1.trainer_mode"])
     unread = {
         key: f"has no effect while {switch} is true: micro-batches are cut by tokens"
         for switch, size in MICRO_BATCHES.items()
-        if chosen.get(switch, in_force.get(switch))
+        if chosen.get(switch, True)
         for key in (size, f"{size}_per_gpu")
     }
     problems: dict[str, str] = {}
-    for key, value in chosen.items():
+    for key in chosen:
         parts = key.split(".")
         prefixes = [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
         why = next((REFUSED[prefix] for prefix in prefixes if prefix in REFUSED), None)
-        reason = why or unread.get(key) or _of_another_mode(key, mode)
-        if reason is not None and value != in_force.get(key):
+        if (reason := why or unread.get(key) or _of_another_mode(key, mode)) is not None:
             problems[key] = f"{key}: {reason}"
     return problems
 
@@ -204,14 +202,12 @@ def mode_options(config: DictConfig, chosen: Mapping[str, Any], recipe: Config) 
 def expect_fit(config: DictConfig, recipe: Config) -> None:
     """Raise ConfigError if options contradict each other."""
     trained = trained_policies(recipe)
-    backend = config.actor_rollout_ref.rollout.name
-    if len(trained) > 1 and backend in _ONE_POLICY:
+    if len(trained) > 1 and config.actor_rollout_ref.rollout.name == "trtllm":
         raise ConfigError(
-            f"policies: expected one trained policy with actor_rollout_ref.rollout.name={backend}, got {len(trained)} "
-            f"({', '.join(trained)}). verl's workers find {backend} servers by rank alone, so the weights of all "
-            f"policies would go to the servers of {trained[0]}, and the others would sample from their first weights. "
-            "Let all agents act through one policy (team.agents.<name>.policy; actor_rollout_ref.model.lora_rank "
-            "trains it by LoRA), serve the others frozen (policies.<name>.endpoint), or train with --engine local"
+            f"policies: expected one trained policy with actor_rollout_ref.rollout.name=trtllm, got {len(trained)} "
+            f"({', '.join(trained)}): verl would send the weights of all to the servers of {trained[0]}. Let all "
+            "agents act through one policy (team.agents.<name>.policy; actor_rollout_ref.model.lora_rank trains it by "
+            "LoRA), serve the others frozen (policies.<name>.endpoint), or train with --engine local"
         )
     for name, policy in recipe.policies.items():
         if policy.source is not None:

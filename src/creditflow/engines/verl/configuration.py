@@ -6,8 +6,8 @@ Starts no process and loads no model or data.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,6 @@ from creditflow.engines.verl.recipe import KEY, read_run_handle, recipe_section
 from creditflow.errors import ConfigError
 
 _PACKAGE, _CONFIG_NAME, _OWN_NAME = "verl.trainer.config", "ppo_trainer", "creditflow_recipe"
-_GROUPS = ("model_engine",)
-"""Keys that select verl's config files instead of values."""
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
 
@@ -37,21 +35,28 @@ def compose(recipe: Recipe, verl_overrides: Sequence[str], run_folder: Path) -> 
     ConfigError that names all of the user's keys that are unknown, of the wrong type, or without effect here.
     """
     checks.expect_for_verl(recipe.config)
-    options = _VerlOptions.from_recipe(recipe, verl_overrides)
+    options = _UserOptions.from_recipe(recipe, verl_overrides)
     base, defaults = _files(options.config_name, options.choices)
-    problems = checks.unusable(options.values, options.added, base, defaults)
-    own = {key: options.values[key] for key in BACK if key in options.values and key not in problems}
-    recipe = with_options(recipe, own)
-    values = _named_as_in(defaults, mapped(recipe.config)) | _fixed(run_folder, recipe) | _ray(recipe.config)
-    problems = checks.without_effect(options.values, defaults, values) | problems
+    unknown = checks.unknown(options.keys, defaults)
+    without, own = options.without(unknown), _own_options(recipe, run_folder, defaults)
+    chosen = _changes(OmegaConf.merge(base, own), without.composed(own))
+    problems = unknown | checks.mistyped(chosen, base, defaults) | checks.without_effect(chosen, defaults)
     if problems:
-        raise ConfigError(_all(list(problems.values())))
-    layer = _nested({**values, KEY: recipe_section(recipe, run_folder)})
-    config = _compose(options.config_name, options.overrides, [layer, _nested(options.section)])
-    for key, value in checks.mode_options(config, options.values, recipe.config).items():
+        raise ConfigError(_all(sorted(problems.values())))
+    recipe = with_options(recipe, {key: chosen[key] for key in BACK if key in chosen})
+    config = options.composed(_own_options(recipe, run_folder, defaults))
+    for key, value in checks.mode_options(config, chosen, recipe.config).items():
         OmegaConf.update(config, key, value)
     checks.expect_fit(config, recipe.config)
     return config
+
+
+def _changes(before: Any, after: Any) -> dict[str, Any]:
+    """The dotted keys and values of `after` that `before` does not have, or has otherwise."""
+    old, new = (_flat(OmegaConf.to_container(config)) for config in (before, after))
+    equal = {key for key in old.keys() & new.keys() if old[key] == new[key]}
+    equal -= {key for key in equal if isinstance(old[key], bool) != isinstance(new[key], bool)}  # 1 == True
+    return {key: value for key, value in new.items() if key not in equal}
 
 
 def _all(problems: Sequence[str]) -> str:
@@ -59,6 +64,12 @@ def _all(problems: Sequence[str]) -> str:
     if len(problems) == 1:
         return problems[0]
     return f"{len(problems)} options: " + " ".join(f"({n}) {problem}" for n, problem in enumerate(problems, 1))
+
+
+def _own_options(recipe: Recipe, run_folder: Path, defaults: Mapping[str, Any]) -> DictConfig:
+    """The verl options that follow from the recipe, and the recipe itself. `defaults`: verl's own, flattened."""
+    values = _named_as_in(defaults, mapped(recipe.config)) | _fixed(run_folder, recipe) | _ray(recipe.config)
+    return _nested({**values, KEY: recipe_section(recipe, run_folder)})
 
 
 def _fixed(run_folder: Path, recipe: Recipe) -> dict[str, Any]:
@@ -104,67 +115,58 @@ def as_yaml(config: DictConfig) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _VerlOptions:
+class _UserOptions:
     """The user's verl options, from the recipe's section `verl` and after `--`."""
 
     config_name: str
-    section: dict[str, Any]
+    section: Mapping[str, Any]
     """The flattened section, without options that the command line set under their recipe names."""
     overrides: tuple[str, ...]
     """In Hydra's syntax; begins with the section's `model_engine`."""
-    choices: tuple[str, ...]
-    """The overrides that select verl's config files."""
-    values: dict[str, Any]
-    """The flattened keys and values of section and overrides; overrides take precedence."""
-    added: frozenset[str]
-    """Keys that need not exist in verl's files."""
 
     @classmethod
-    def from_recipe(cls, recipe: Recipe, verl_overrides: Sequence[str]) -> _VerlOptions:
+    def from_recipe(cls, recipe: Recipe, verl_overrides: Sequence[str]) -> _UserOptions:
         section = dict(recipe.config.verl)
         name, engine = section.pop("config_name", _CONFIG_NAME), section.pop("model_engine", None)
         for key, value in (("config_name", name), ("model_engine", engine)):
             if not isinstance(value, str | None):
                 raise ConfigError(f"verl.{key}: expected a name, got {value!r}")
-        flat = dict(leaves(section))
-        added = {key.replace("+", "") for key in flat if "+" in key}
         outranked = {key for key, keys in sources().items() if not recipe.overridden.isdisjoint(keys)}
         outranked -= {key.removeprefix("verl.") for key in recipe.overridden if key.startswith("verl.")}
-        kept = {plain: value for key, value in flat.items() if (plain := key.replace("+", "")) not in outranked}
-        overrides = (*([] if engine is None else [f"model_engine={engine}"]), *verl_overrides)
-        values, choices = dict(kept), list[str]()
-        for override in _parsed(overrides):
-            key = override.key_or_group
-            if override.package is not None or key in _GROUPS:
-                choices.append(override.input_line)
-            elif not override.is_delete():
-                leaf_values = dict(leaves({key: override.value()}))
-                values |= leaf_values
-                if override.is_add() or override.is_force_add():
-                    added |= leaf_values.keys()
-        return cls(name, kept, overrides, tuple(choices), values, frozenset(added))
+        kept = {key: value for key, value in leaves(section) if key not in outranked}
+        return cls(name, kept, (*([] if engine is None else [f"model_engine={engine}"]), *verl_overrides))
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The overrides that select verl's config files."""
+        return tuple(text for text in self.overrides if "@" in _key(text) or _key(text) == "model_engine")
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys that must exist in verl's files."""
+        named = [_key(text) for text in self.overrides if text not in self.choices and text[:1] not in ("+", "~")]
+        return [key for key in self.section if "+" not in key] + named
+
+    def without(self, keys: Collection[str]) -> _UserOptions:
+        """These options without those with `keys`."""
+        section = {key: value for key, value in self.section.items() if key not in keys}
+        return replace(self, section=section, overrides=tuple(o for o in self.overrides if _key(o) not in keys))
+
+    def composed(self, own: DictConfig) -> DictConfig:
+        """verl's files, then the `own` options of creditflow, then these."""
+        section = _nested({key.replace("+", ""): value for key, value in self.section.items()})
+        return _compose(self.config_name, self.overrides, [own, section])
 
 
-def _parsed(overrides: Sequence[str]) -> list[Any]:
-    """Parse `overrides` with Hydra."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import OverrideParseException
-
-    try:
-        parsed: list[Any] = OverridesParser.create().parse_overrides(list(overrides))
-    except OverrideParseException as error:
-        raise ConfigError(
-            f"-- {error.override}: expected an override as Hydra reads it (key=value, +key=value, ~key)"
-        ) from error
-    if sweep := next((override.input_line for override in parsed if override.is_sweep_override()), None):
-        raise ConfigError(f"-- {sweep}: one run has one value of each option; a list is key=[a,b]")
-    return parsed
+def _key(override: str) -> str:
+    return override.partition("=")[0]
 
 
 @functools.cache
 def _files(config_name: str, choices: tuple[str, ...]) -> tuple[DictConfig, dict[str, Any]]:
     """verl's default configuration, as it is and flattened. Cached: do not modify it."""
     config = _compose(config_name, choices)
+    OmegaConf.set_struct(config, False)
     resolved: Any = OmegaConf.to_container(config, resolve=True)
     return config, _flat(resolved)
 
@@ -185,7 +187,7 @@ def _compose(config_name: str, overrides: Iterable[str], layers: Sequence[DictCo
         raise ConfigError(f"verl's configuration: {' '.join(str(error).split())}") from error
 
 
-def _flat(section: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+def _flat(section: Any, path: str = "") -> dict[str, Any]:
     """Flatten nested sections to dotted keys; a section's own value is {}."""
     flat: dict[str, Any] = {}
     for name, value in section.items():
