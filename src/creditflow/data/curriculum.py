@@ -70,11 +70,6 @@ class Curriculum:
             for name, pools in sorted(of_family.items())
         }
 
-    @property
-    def levels(self) -> dict[str, int]:
-        """The current level of each family."""
-        return {name: family.level for name, family in self._families.items()}
-
     def draw(self, count: int) -> list[int]:
         """The indices of the next `count` tasks."""
         return [self._next() for _ in range(count)]

@@ -288,11 +288,8 @@ def _json(values: Sequence[object], what: str, ids: Sequence[str], default: Call
 
 def _spelled(value: object, default: Callable[[Any], Any] | None) -> str:
     """A value as JSON that every reader accepts: a lone surrogate becomes U+FFFD."""
-    text = json.dumps(value, default=default)
-    if "\\ud" not in text:
-        return text
-    whole = json.dumps(json.loads(text), ensure_ascii=False).encode("utf-16", "surrogatepass")
-    return json.dumps(json.loads(whole.decode("utf-16", "replace")))
+    text = json.dumps(value, default=default, ensure_ascii=False)
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _text(values: Sequence[str | None], what: str, ids: Sequence[str]) -> pa.Array:

@@ -48,12 +48,7 @@ def validate(batch: Columns) -> None:
     _check_edges(batch)
     _check_scores(batch)
     _check_outcomes(batch)
-    for s, spans in enumerate(batch.version_spans):
-        if len(spans):
-            trajectory = batch.trajectory_ids[batch.trajectory_of_step[s]]
-            n_tokens = int(batch.token_offsets[s + 1] - batch.token_offsets[s])
-            where = f"step {batch.step_ids[s]} of trajectory {trajectory}"
-            check_version_spans(where, spans, int(batch.policy_version[s]), n_tokens)
+    _check_version_spans(batch)
     batch.remember(validated=True)
 
 
@@ -67,22 +62,20 @@ def _fits(column: object, dtype: np.dtype[Any]) -> bool:
 
 def _check_columns(batch: Columns) -> None:
     """Check the type and the shape of every column."""
-    for spec in column_specs():
-        column = getattr(batch, spec.name)
-        if spec.dtype is not None and not _fits(column, spec.dtype):
-            got = column.dtype if isinstance(column, np.ndarray) else type(column).__name__
-            raise ShapeError(f"column {spec.name}: expected an array of {spec.words}, got {got}")
     for name in ("group_names", "agent_names", "policy_names", "stratum_names", "score_names"):
         names = getattr(batch, name)
         if not isinstance(names, tuple) or len(set(names)) != len(names):
             raise BatchError(f"column {name}: expected a tuple of distinct names, got {shown(names)}")
-    size = {"N": batch.n_trajectories, "S": batch.n_steps, "K": len(batch.score_names), "E": batch.edge_child.size}
+    size = {"N": batch.n_trajectories, "S": batch.n_steps, "K": len(batch.score_names), "E": np.size(batch.edge_child)}
     size["O"] = batch.n_steps + 1
     for spec in column_specs():
         column, expected = getattr(batch, spec.name), tuple(size[letter] for letter in spec.per.shape)
-        got = None if column is None else column.shape if isinstance(column, np.ndarray) else (len(column),)
-        if got != expected and not (spec.per.optional and got == (0,)):
-            raise ShapeError(f"column {spec.name}: expected shape {expected}, got {got}")
+        if spec.dtype is not None and not _fits(column, spec.dtype):
+            got = column.dtype if isinstance(column, np.ndarray) else type(column).__name__
+            raise ShapeError(f"column {spec.name}: expected an array of {spec.words}, got {got}")
+        shape = None if column is None else column.shape if isinstance(column, np.ndarray) else (len(column),)
+        if shape != expected and not (spec.per.optional and shape == (0,)):
+            raise ShapeError(f"column {spec.name}: expected shape {expected}, got {shape}")
         if spec.per.bounds:
             _check_offsets(batch, spec.name, column)
             size[spec.per.bounds] = int(column[-1])
@@ -243,17 +236,20 @@ def check_outcome(where: str, score: object) -> None:
     check_range(where, score)
 
 
-def check_version_spans(where: str, spans: Collection[object], first_version: int, n_tokens: int) -> None:
-    """Raise BatchError, its message beginning with `where`, unless the spans rise from token 0 within the response."""
-    pairs = [span if isinstance(span, tuple | list) else () for span in spans]
-    starts = [pair[0] for pair in pairs if len(pair) == 2]
-    whole = len(starts) == len(pairs) and all(isinstance(number, Integral) for pair in pairs for number in pair)
-    rises = whole and starts == sorted(set(starts)) and starts[-1] < n_tokens
-    if not rises or tuple(pairs[0]) != (0, first_version):
-        raise BatchError(
-            f"{where}: version_spans: expected (first token, policy version) in rising order from "
-            f"{(0, first_version)}, below {n_tokens} tokens, got {tuple(spans)}"
-        )
+def _check_version_spans(batch: Columns) -> None:
+    """Check that the spans of each step rise from token 0 and its policy version, within the response."""
+    for s, spans in enumerate(batch.version_spans):
+        pairs = [span if isinstance(span, tuple | list) else () for span in spans]
+        starts = [pair[0] for pair in pairs if len(pair) == 2]
+        whole = len(starts) == len(pairs) and all(isinstance(number, Integral) for pair in pairs for number in pair)
+        first, n_tokens = (0, int(batch.policy_version[s])), batch.token_offsets[s + 1] - batch.token_offsets[s]
+        rises = whole and starts == sorted(set(starts)) and starts[-1:] < [n_tokens]
+        if pairs and not (rises and tuple(pairs[0]) == first):
+            raise BatchError(
+                f"step {batch.step_ids[s]} of trajectory {batch.trajectory_ids[batch.trajectory_of_step[s]]}: "
+                f"version_spans: expected (first token, policy version) in rising order from {first}, below {n_tokens} "
+                f"tokens, got {tuple(spans)}"
+            )
 
 
 # ---- values that become columns ------------------------------------------------------------------------------------
