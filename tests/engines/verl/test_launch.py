@@ -78,7 +78,7 @@ def cluster(monkeypatch):
     monkeypatch.setattr(main_ppo, "run_ppo", stand_in.run_ppo)
     monkeypatch.setattr(ray, "remote", lambda **options: lambda cls: actor_class)
     monkeypatch.setattr(ray, "is_initialized", lambda: stand_in.running)
-    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_session_name=lambda: "session_1"))
+    monkeypatch.setattr(ray, "get_actor", lambda name: "the actor")
     monkeypatch.setattr(ray, "shutdown", lambda: stand_in.ended.append("Ray"))
     monkeypatch.setattr(ray, "kill", stand_in.ended.append)
     monkeypatch.setattr(ray.util, "placement_group_table", dict)
@@ -134,7 +134,7 @@ def test_progress_keeps_standard_output_empty(cluster, tmp_path, capsys):
 
     assert listener.lines == [
         f"run folder: {tmp_path}/run",
-        "Ray's logs: /tmp/ray/session_1/logs",
+        "Ray's logs: /tmp/ray/session_latest/logs",
         "before training: pass@1 0.250 on 6 tasks of data.train_files (data.val_files is not set)",
         "train 1/2 train pass@1 0.500  2.0 s",
         "train 2/2 train pass@1 0.750",
@@ -189,7 +189,7 @@ def test_run_with_a_checkpoint_resumes(cluster, tmp_path, sent):
     assert others == [
         "the run began with 1 training steps and now has 2: a cosine schedule continues at its value for the new "
         "length",
-        "Ray's logs: /tmp/ray/session_1/logs",
+        "Ray's logs: /tmp/ray/session_latest/logs",
         "after step 1: pass@1 0.250 on 6 tasks of data.train_files (data.val_files is not set)",
         "train 2/2 train pass@1 1.000",
     ]
@@ -302,7 +302,7 @@ ENDS = [
     (
         ray.exceptions.RayActorError(),
         CreditflowError,
-        r"the run's driver process ended: .*; Ray's logs: /tmp/ray/session_1/logs",
+        r"the run's driver process ended: .*; Ray's logs: /tmp/ray/session_latest/logs",
     ),
     (NO_RAY, ConfigError, r"^ray_kwargs\.ray_init\.address: Ray cannot be joined: Could not find any"),
     (KeyboardInterrupt(), KeyboardInterrupt, "^$"),

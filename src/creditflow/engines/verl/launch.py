@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
+from uuid import uuid4
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -257,32 +258,41 @@ def _run(config: DictConfig, reporter: Reporter) -> None:
 
     from creditflow.engines.verl.trainer import TaskRunner
 
-    ours = not ray.is_initialized()
+    ours, name, token = not ray.is_initialized(), f"creditflow_{uuid4().hex}", read_run_handle(config).token
     config = config.copy()
     config.trainer.v1.trainer_mode = TRAINER_PREFIX + config.trainer.v1.trainer_mode
-    runner = _TaskRunnerActor(ray.remote(num_cpus=1)(TaskRunner), config, reporter)  # one core, as in verl's recipes
+    folder = config.ray_kwargs.ray_init.get("_temp_dir") or Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray"
+    logs = f"Ray's logs: {folder}/session_latest/logs"
+    reporter.say(logs)
     # Standard output is for results. Output of verl and, with log_to_driver, of Ray's workers is redirected.
     talks = config.ray_kwargs.ray_init.get("log_to_driver")
     try:
-        with contextlib.redirect_stdout(sys.stderr if talks else io.StringIO()), _watching_nodes(runner) as lost:
-            run_ppo(config, task_runner_class=runner)
+        with contextlib.redirect_stdout(sys.stderr if talks else io.StringIO()), _watching_nodes(name, token) as lost:
+            # One core, as in verl's recipes.
+            run_ppo(config, task_runner_class=ray.remote(num_cpus=1, name=name)(TaskRunner))
     except (RayTaskError, RayActorError) as error:
         if lost:
-            raise CreditflowError(
-                f"a machine of the cluster was lost: {', '.join(lost)}; {runner.logs}; {_AGAIN}"
-            ) from error
-        _raise_reason(error, runner)
+            raise CreditflowError(f"a machine of the cluster was lost: {', '.join(lost)}; {logs}; {_AGAIN}") from error
+        _raise_reason(error, f"{logs}; {_AGAIN}")
     except ConnectionError as error:
         raise ConfigError(f"ray_kwargs.ray_init.address: Ray cannot be joined: {first_line(error)}") from error
     finally:
         if ours:
             ray.shutdown()
         else:
-            runner.kill()
-            _give_back_devices(read_run_handle(config).token)
+            _kill(name)
+            _give_back_devices(token)
 
 
-def _raise_reason(error: Exception, runner: _TaskRunnerActor) -> NoReturn:
+def _kill(driver: str) -> None:
+    """Kill the actor of this name with all that it owns."""
+    import ray
+
+    with contextlib.suppress(ValueError):  # it has ended, or never began
+        ray.kill(ray.get_actor(driver))
+
+
+def _raise_reason(error: Exception, advice: str) -> NoReturn:
     """Raise the reason for which the run's driver ended with `error`."""
     from ray.exceptions import RayError, RayTaskError
 
@@ -294,50 +304,49 @@ def _raise_reason(error: Exception, runner: _TaskRunnerActor) -> NoReturn:
         if not dead and not _says_peer_lost(cause):
             raise error
         what = "a process of the run died" if dead else "a process of the run died, or the connection to it"
-        raise CreditflowError(f"{what}: {first_line(cause)}; {runner.logs}; {_AGAIN}") from error
-    raise CreditflowError(f"the run's driver process ended: {first_line(error)}; {runner.logs}; {_AGAIN}") from error
+        raise CreditflowError(f"{what}: {first_line(cause)}; {advice}") from error
+    raise CreditflowError(f"the run's driver process ended: {first_line(error)}; {advice}") from error
 
 
 @contextlib.contextmanager
-def _watching_nodes(runner: _TaskRunnerActor) -> Iterator[list[str]]:
-    """Kill the driver if a machine with devices of the run is lost; yields the addresses of lost machines.
+def _watching_nodes(driver: str, token: str) -> Iterator[list[str]]:
+    """Kill the `driver` if a machine with devices of the run is lost; yields the addresses of lost machines.
 
     The driver may wait without limit for a process of such a machine: neither TransferQueue nor gloo detects it.
     """
     import ray
 
     lost, seen = list[str](), dict[str, str]()
-    token = read_run_handle(runner.config).token
 
     def watch(over: threading.Event) -> None:
         while not over.wait(_NODES_POLL_S):
-            if runner.handle is None:
+            if not ray.is_initialized():
                 continue
             alive = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
             if missing := seen.keys() - alive.keys():
                 lost.extend(sorted(seen[node] for node in missing))
-                runner.kill()
+                _kill(driver)
                 return
-            seen.update({node: alive[node] for node in _nodes_with_devices(token) if node in alive})
+            for group in _placement_groups(token):
+                seen.update({node: alive[node] for node in group["bundles_to_node_id"].values() if node in alive})
 
     with beside(watch, "creditflow-nodes"):
         yield lost
 
 
-def _nodes_with_devices(token: str) -> set[str]:
-    """The ids of machines with placement groups of the run."""
+def _placement_groups(token: str) -> list[dict[str, Any]]:
+    """The placement groups of the run, which hold its devices."""
     import ray
 
-    groups = [group for group in ray.util.placement_group_table().values() if token in group["name"]]
-    return {node for group in groups for node in group["bundles_to_node_id"].values() if node}
+    return [group for group in ray.util.placement_group_table().values() if token in group["name"]]
 
 
 def _give_back_devices(token: str) -> None:
     """Remove the run's placement groups, which Ray otherwise keeps until the whole job ends."""
     import ray
 
-    for group in ray.util.placement_group_table().values():
-        if token in group["name"] and group["state"] != "REMOVED":
+    for group in _placement_groups(token):
+        if group["state"] != "REMOVED":
             ray.util.remove_placement_group(ray.util.get_placement_group(group["name"]))
 
 
@@ -362,40 +371,6 @@ def _cause(error: BaseException) -> BaseException:
     while isinstance(error, RayTaskError) and isinstance(error.cause, BaseException):
         error = error.cause
     return error
-
-
-@dataclass
-class _TaskRunnerActor:
-    """The task runner's actor class for verl, wrapped to keep the actor's handle and print the path of Ray's logs."""
-
-    actor_class: Any
-    config: DictConfig
-    reporter: Reporter
-    handle: Any = None
-    logs: str = "Ray did not start"
-
-    def options(self, **options: Any) -> _TaskRunnerActor:
-        """Set the actor's options, as on an actor class."""
-        self.actor_class = self.actor_class.options(**options)
-        return self
-
-    def remote(self) -> Any:
-        """Start the actor, as on an actor class."""
-        import ray
-
-        folder = self.config.ray_kwargs.ray_init.get("_temp_dir") or Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray"
-        self.logs = f"Ray's logs: {folder}/{ray.get_runtime_context().get_session_name()}/logs"
-        self.reporter.say(self.logs)
-        self.handle = self.actor_class.remote()
-        return self.handle
-
-    def kill(self) -> None:
-        """Kill the actor with all that it owns."""
-        import ray
-
-        if self.handle is not None:
-            ray.kill(self.handle)
-            self.handle = None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from ray.exceptions import RayActorError
 
@@ -20,21 +20,12 @@ SPANS = "version_spans"
 """The key in `extra_fields` of a response with `Step.version_spans` (see `versions`)."""
 
 
-class ServerClient(Protocol):
-    """The used part of `verl.workers.rollout.llm_server.LLMServerClient`."""
-
-    async def generate(
-        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]
-    ) -> Any:  # TokenOutput
-        """Generate one response."""
-        ...
-
-
 @dataclass(slots=True)
 class ServedPolicy(ChatModel):
     """A trained policy on verl's servers."""
 
-    client: ServerClient
+    client: Any
+    """verl's `LLMServerClient`."""
     chat_tokenizer: ChatTokenizer
     max_positions: int
     version: int = 0

@@ -74,9 +74,8 @@ _STATE = "creditflow.json"
 """The file with creditflow's state in a verl checkpoint."""
 _LATEST = "latest_checkpointed_iteration.txt"
 """verl's file that names the newest checkpoint."""
-_CORES_A_DEVICE = ResourcePoolManager.max_colocate_count
-_CORES_A_ROLLOUT_DEVICE = 2
-"""verl's number for devices of `separate_async` (`RolloutReplica.init_standalone`)."""
+_CORES_A_DEVICE, _CORES_A_ROLLOUT_DEVICE = ResourcePoolManager.max_colocate_count, 2
+"""verl's numbers; the second for devices of rollouts alone (`RolloutReplica.init_standalone`)."""
 _CORES_BESIDE = 2
 """Cores for the driver and the start of further actors."""
 
@@ -433,7 +432,7 @@ for _mode, _base in BASES.items():
     register_trainer(TRAINER_PREFIX + _mode)(type(CreditflowTrainer.__name__, (CreditflowTrainer, _base), {}))
 
 
-class TaskRunner(TaskRunnerV1.__ray_metadata__.modified_class):  # type: ignore[misc]
+class TaskRunner(TaskRunnerV1.__ray_metadata__.modified_class.__ray_actor_class__):  # type: ignore[misc]
     """verl's task runner. Its process imports this module, which registers the trainers."""
 
 
@@ -447,10 +446,10 @@ def expect_cores(config: Any) -> None:
     needed = _CORES_A_DEVICE * devices + _CORES_A_ROLLOUT_DEVICE * of_rollouts + _CORES_BESIDE
     available = ray.cluster_resources().get("CPU", 0)
     if available < needed:
-        separate = f", {_CORES_A_ROLLOUT_DEVICE} for each of {of_rollouts} for rollouts" if of_rollouts else ""
         raise ConfigError(
-            f"ray_kwargs.ray_init.num_cpus: Ray counts {available:g} cores; verl asks for {needed} with {devices} "
-            f"devices ({_CORES_A_DEVICE} for each{separate}, {_CORES_BESIDE} beside)"
+            f"ray_kwargs.ray_init.num_cpus: Ray counts {available:g} cores; verl asks for {needed}: {_CORES_A_DEVICE} "
+            f"for each of {devices} devices, {_CORES_A_ROLLOUT_DEVICE} for each of {of_rollouts} more for rollouts, "
+            f"{_CORES_BESIDE} beside"
         )
 
 
