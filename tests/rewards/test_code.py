@@ -601,7 +601,7 @@ def test_code_tests_scores_steps_and_outcomes(bubblewrap, level):
 def test_missing_sandbox_is_reported_at_load(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     args = {"sandbox": {"backend": "container", "image": "python:3.11-slim"}}
-    with pytest.raises(SandboxUnavailable, match="docker not found"):
+    with pytest.raises(SandboxUnavailable, match="docker and podman not found"):
         load("code_tests", args=args)
     assert not issubclass(SandboxUnavailable, ConfigError | ValueError)  # not an error of the recipe
 

@@ -105,22 +105,16 @@ def _difference(recorded: Sequence[Step], at: int, branch: Trajectory) -> Differ
 def in_order_of_calls(steps: Sequence[Step]) -> list[Step]:
     """Recorded steps with the calls of each agent in the order in which they began.
 
-    Steps without a number began and ended before all later ones of their agent.
+    Steps without a number began after all earlier steps of their agent, and ended before all later ones began.
     """
     ordered, places = list(steps), defaultdict[str, list[int]](list)
-
-    def sort(agent: str) -> None:
-        numbered = sorted((steps[place] for place in places[agent]), key=lambda step: step.info["call_number"])
-        for place, step in zip(places.pop(agent), numbered, strict=True):
-            ordered[place] = step
-
     for place, step in enumerate(steps):
         if isinstance(step.info.get("call_number"), int):  # it may be another value in an imported trajectory
             places[step.agent].append(place)
-        elif step.agent in places:
-            sort(step.agent)
-    for agent in tuple(places):
-        sort(agent)
+    for of_agent in places.values():
+        numbered = sorted((steps[place] for place in of_agent), key=lambda step: step.info["call_number"])
+        for place, step in zip(of_agent, numbered, strict=True):
+            ordered[place] = step
     return ordered
 
 
