@@ -116,7 +116,7 @@ def test_native_function_may_have_an_option_of_any_name():
 
 def test_explicit_signature_decides():
     (function,) = load({"fn": "ambiguous", "signature": "trl", "args": {"state": 1}})
-    assert function.call(trajectory_of()) == 0.0
+    assert function.call(trajectory_of()).value == 0.0
     with pytest.raises(ConfigError, match=r"args\.parser"):
         load({"fn": "exact_answer", "args": {"parser": f"{MODULE}:nothing"}})
 

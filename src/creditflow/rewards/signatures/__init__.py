@@ -1,1 +1,1 @@
-"""Signatures of reward functions that were written for other libraries, one library a file."""
+"""Signatures of reward functions that were written for other libraries."""

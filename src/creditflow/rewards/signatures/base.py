@@ -187,18 +187,6 @@ def is_required(parameter: inspect.Parameter) -> bool:
     )
 
 
-def one_score(returned: Any, notes: Notes) -> Any:
-    """A number, or a dict with the number under `score`. Raises RewardError for a list and for another dict."""
-    if not isinstance(returned, type) and hasattr(returned, "tolist"):
-        returned = returned.tolist()
-    if isinstance(returned, Mapping) and "score" not in returned:
-        names = ", ".join(str(name)[:40] for name in list(returned)[:8]) or "no key"
-        raise RewardError(f"expected a number, or a dict with `score`, got a dict with {names}")
-    if isinstance(returned, list | tuple):
-        raise RewardError(f"expected a number, or a dict with `score`, got a {type(returned).__name__}")
-    return returned
-
-
 def _missing(name: str, subject: Subject) -> RewardError:
     columns = sorted(map(str, subject.columns))
     return RewardError(

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from creditflow.errors import RewardError, did_you_mean
-from creditflow.rewards.signatures import trl, verifiers, verl
 from creditflow.rewards.signatures.base import FORMATS, Format, Signature, is_required
+from creditflow.rewards.signatures.libraries import SIGNATURES
 
-SIGNATURES: Mapping[str, Signature] = {
-    signature.name: signature for module in (verl, trl, verifiers) for signature in module.SIGNATURES
-}
-"""The signatures by name."""
 _NATIVE = frozenset({"step", "trajectory"})
 _GROUP = frozenset({"states", "infos"})
 """Parameters of a group function of verifiers, which compares several rollouts."""
@@ -69,17 +65,11 @@ def checked_format(choice: str | None, signature: Signature | None, key: str) ->
 def _expect_fit(
     signature: Signature, parameters: Sequence[inspect.Parameter], args: Collection[str], key: str, takes: str
 ) -> None:
-    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    for parameter in parameters:
-        if parameter.kind is parameter.POSITIONAL_ONLY and is_required(parameter):
-            raise RewardError(
-                f"{key}: {signature.name} passes arguments by name, and {parameter.name!r} has none; {takes}"
-            )
-    names = [
-        parameter.name
-        for parameter in parameters
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    ]
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    nameless = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY and is_required(p)]
+    if nameless:
+        raise RewardError(f"{key}: {signature.name} passes arguments by name, and {nameless[0]!r} has none; {takes}")
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     if not takes_all and signature.offered is not None and not signature.offered.intersection(names):
         raise RewardError(
             f"{key}: expected the parameters of {signature.name}, {signature.form}, {takes}; rename its parameters, or "
@@ -89,11 +79,7 @@ def _expect_fit(
         raise RewardError(f"{key}: unknown argument {unknown[0]!r}{did_you_mean(unknown[0], names)}; {takes}")
     if signature.offered is None:
         return
-    missing = [
-        parameter.name
-        for parameter in parameters
-        if is_required(parameter) and parameter.name not in signature.offered | {*args}
-    ]
+    missing = [p.name for p in parameters if is_required(p) and p.name not in signature.offered | {*args}]
     if missing:
         raise RewardError(
             f"{key}: {signature.name} passes {signature.form}, but not {missing[0]!r}: set it in `args`; {takes}"
