@@ -50,6 +50,8 @@ class PlacedScore:
     """The index of a step, the name of an agent, or None: the step or trajectory of the call."""
     numbers: tuple[tuple[str, float], ...] = ()
     """Numbers that were returned beside the score, by name."""
+    fault: str = ""
+    """The error in the returned value: `shape`, `finite` or `range`; empty for a valid one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,11 +26,13 @@ from creditflow.rewards.calls import Backend, Returned, RewardCall, add_counts
 from creditflow.rewards.compose import calls_for, combined
 from creditflow.rewards.execution.inline import run_on_loop, together
 from creditflow.rewards.registry import Level, RewardFunction, leaves
-from creditflow.rewards.scores import failed_score, mean_value, scores_of
+from creditflow.rewards.scores import failed_score, mean_value, scores_of, worst_score
 from creditflow.rollout.client import PolicyView
 
 _SHOWN_REASONS = 3
 
+Scored = tuple[RewardCall, Score]
+"""A score, with the step, trajectory or agent that it is of."""
 Progress = Callable[[int, int], None]
 """Called with the number of finished calls and the number of all calls."""
 
@@ -253,7 +255,7 @@ class RewardManager:
         numbers. Merge it with one of them.
         """
         scored, ran, counted = await self._score(trajectories, self.functions, None)
-        own: dict[int, list[tuple[RewardCall, Score]]] = defaultdict(list)
+        own: dict[int, list[Scored]] = defaultdict(list)
         for call, score in scored:
             own[id(call.trajectory)].append((call, score))
         logs = [_CallLog(skipped=[call for call in ran.skipped if call.trajectory is t]) for t in trajectories]
@@ -263,25 +265,25 @@ class RewardManager:
 
     async def _score(
         self, trajectories: Sequence[Trajectory], functions: Sequence[RewardFunction], progress: Progress | None
-    ) -> tuple[list[tuple[RewardCall, Score]], _CallLog, dict[int, dict[str, float]]]:
+    ) -> tuple[list[Scored], _CallLog, dict[int, dict[str, float]]]:
         """Fill in the scores; returns them with the log of calls and the functions' own numbers."""
         calls: list[RewardCall] = []
-        scored: list[tuple[RewardCall, Score]] = []
+        scored: list[Scored] = []
         for trajectory in trajectories:
             if trajectory.status == "failed":
                 continue
             for function in functions:
-                if function.level == "outcome" and (reason := _no_outcome(trajectory)):
-                    score = replace(
-                        failed_score(function, Returned(error=reason)), value=function.range[0], status="ok"
-                    )
-                    scored.append((RewardCall(function, trajectory), score))
+                if function.level == "outcome" and (reason := no_outcome(trajectory)):
+                    scored.append((RewardCall(function, trajectory), worst_score(function, reason)))
                 else:
-                    own_calls, unmatched = _calls(function, trajectory)
+                    own_calls, unmatched = calls_on(function, trajectory)
                     calls += own_calls
                     scored += unmatched
         ran = _CallLog(progress)
-        for call, returned in zip(calls, await self._answer(calls, ran), strict=True):
+        needed = [calls_for(call) for call in calls]  # those of its parts, for a sum
+        results = iter(await self._run([part for parts in needed for part in parts], ran))
+        for call, parts in zip(calls, needed, strict=True):
+            returned = combined(call, [next(results) for _ in parts])
             scored += scores_of(call, returned)
             if not returned.applies:
                 ran.skipped.append(call)
@@ -317,12 +319,6 @@ class RewardManager:
         for error in failed:
             if error is not None:
                 raise error
-
-    async def _answer(self, calls: Sequence[RewardCall], ran: _CallLog) -> list[Returned]:
-        """The result of each call; a sum needs calls of its parts."""
-        needed = [calls_for(call) for call in calls]
-        returned = iter(await self._run([part for parts in needed for part in parts], ran))
-        return [combined(call, [next(returned) for _ in parts]) for call, parts in zip(calls, needed, strict=True)]
 
     async def _run(self, calls: Sequence[RewardCall], ran: _CallLog) -> list[Returned]:
         """Answer known calls from the cache, make each other call once, and store its result."""
@@ -418,12 +414,12 @@ class _CallLog:
                 self.progress(self.done, self.planned)
 
 
-def _calls(function: RewardFunction, trajectory: Trajectory) -> tuple[list[RewardCall], list[tuple[RewardCall, Score]]]:
+def calls_on(function: RewardFunction, trajectory: Trajectory) -> tuple[list[RewardCall], list[Scored]]:
     """The calls that score a trajectory, and failed scores for the steps on which `when` failed."""
     if function.level == "outcome":
         return [RewardCall(function, trajectory)], []
     matching: list[Step] = []
-    failed: list[tuple[RewardCall, Score]] = []
+    failed: list[Scored] = []
     for step in trajectory.steps:
         try:
             if function.matches(step):
@@ -435,7 +431,7 @@ def _calls(function: RewardFunction, trajectory: Trajectory) -> tuple[list[Rewar
     return ([RewardCall(function, trajectory, steps=tuple(matching))] if matching else []), failed
 
 
-def _no_outcome(trajectory: Trajectory) -> str:
+def no_outcome(trajectory: Trajectory) -> str:
     """The reason to give the outcome without a call of its function; empty otherwise."""
     if "agent_error" in trajectory.info:
         return f"the agents went wrong: {trajectory.info['agent_error']}"
@@ -446,7 +442,7 @@ def _no_outcome(trajectory: Trajectory) -> str:
 
 def _report(
     functions: Sequence[RewardFunction],
-    scored: Sequence[tuple[RewardCall, Score]],
+    scored: Sequence[Scored],
     ran: _CallLog,
     counted: Mapping[int, Mapping[str, float]],
 ) -> ScoringReport:
@@ -456,11 +452,11 @@ def _report(
 
 def _function_report(
     function: RewardFunction,
-    scored: Sequence[tuple[RewardCall, Score]],
+    scored: Sequence[Scored],
     ran: _CallLog,
     counted: Mapping[int, Mapping[str, float]],
 ) -> FunctionReport:
-    by_place: dict[tuple[int, int], tuple[RewardCall, Score]] = {}
+    by_place: dict[tuple[int, int], Scored] = {}
     for call, score in scored:
         place = id(call.trajectory), id(call.step)
         if call.function is function and (call.agent is None or _is_first_failure(score, by_place[place][1])):
@@ -475,14 +471,12 @@ def _function_report(
             reasons.setdefault(score.reason, f"{function.name}, {where}: {score.reason}")
     parts = [id(part) for part in leaves([function])]
     own: dict[str, float] = {}
-    for part in leaves([function]):
-        prefix = "" if part is function else f"{part.name}/"
-        own |= {f"{prefix}{key}": value for key, value in counted.get(id(part), {}).items()}
     extra: dict[str, tuple[float, int]] = {}
     for part in leaves([function]):
-        prefix = "" if part is function else f"{part.name}."
+        of_part, beside = ("", "") if part is function else (f"{part.name}/", f"{part.name}.")
+        own |= {f"{of_part}{key}": value for key, value in counted.get(id(part), {}).items()}
         for name, numbers in ran.numbers.get(id(part), {}).items():
-            extra[f"{prefix}{name}"] = math.fsum(numbers), len(numbers)
+            extra[f"{beside}{name}"] = math.fsum(numbers), len(numbers)
     return FunctionReport(
         name=function.name,
         level=function.level,

@@ -30,11 +30,11 @@ _OK_CHARACTERS = 10_000
 
 
 class UnusableError(Exception):
-    """A value that cannot be a score; the message is the score's reason."""
+    """A value that cannot be a score; the message is the score's reason. `fault`: see `PlacedScore`."""
 
-
-class _OutsideError(UnusableError):
-    """A finite value outside of its range."""
+    def __init__(self, reason: str, fault: str = "shape") -> None:
+        super().__init__(reason)
+        self.fault = fault
 
 
 # ---- where the function ran
@@ -91,7 +91,7 @@ def _mean_outcome(scores: Mapping[str, Score]) -> Score:
 
 def _placed(function: RewardFunction, value: object, step: Step | None, place: int | str | None = None) -> PlacedScore:
     """The score of a step, or of a trajectory without one."""
-    value, numbers = plain(value), numbers_of(())
+    value, numbers, fault = plain(value), numbers_of(()), ""
     if isinstance(value, Mapping) and "score" in value:  # as verl's reward functions return it
         others = [(str(name), item) for name, item in value.items() if name != "score"]
         value, numbers = plain(value["score"]), numbers_of(others)
@@ -104,10 +104,11 @@ def _placed(function: RewardFunction, value: object, step: Step | None, place: i
             value = Score(value, function.range)  # type: ignore[arg-type]
         score = _checked_score(value, function.range, step)
     except UnusableError as error:
-        unset = isinstance(error, _OutsideError) and not function.declares_range
+        fault = error.fault
+        unset = fault == "range" and not function.declares_range
         hint = "; if the function has another range, set the entry's `range`" if unset else ""
         score = Score(0.0, function.range, status="failed", reason=f"{error}{hint}")
-    return PlacedScore(score, place, numbers)
+    return PlacedScore(score, place, numbers, fault)
 
 
 def _checked_score(score: Score, allowed: tuple[float, float], step: Step | None) -> Score:
@@ -156,7 +157,7 @@ def _number(value: object, allowed: tuple[float, float]) -> float:
     try:
         return into_range(number, allowed)
     except ScoreRangeError as error:
-        raise (_OutsideError if math.isfinite(number) else UnusableError)(str(error)) from None
+        raise UnusableError(str(error), "range" if math.isfinite(number) else "finite") from None
 
 
 _HINTS = {
@@ -205,6 +206,11 @@ def failed_score(function: RewardFunction, returned: Returned) -> Score:
     reason = returned.error or "its answer could not be read (a score is missing)"
     status: ScoreStatus = "timeout" if returned.timed_out else "failed"
     return Score(0.0, function.range, function.weight, status, reason, version=function.version)
+
+
+def worst_score(function: RewardFunction, reason: str) -> Score:
+    """The lowest score that a function can return, given without a call."""
+    return Score(function.range[0], function.range, function.weight, reason=reason, version=function.version)
 
 
 def mean_value(score: Score) -> float:

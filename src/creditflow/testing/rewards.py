@@ -8,28 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import inspect
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
-from creditflow.data import Score, Step, Task, Trajectory
+from creditflow.data import Step, Task, Trajectory
 from creditflow.errors import InputError, RewardError
+from creditflow.rewards.calls import PlacedScore
 from creditflow.rewards.entries import RewardFunctionConfig, load_reward_functions
+from creditflow.rewards.execution.inline import run_on_loop
 from creditflow.rewards.execution.wire import pack_functions
-from creditflow.rewards.manager import RewardManager
+from creditflow.rewards.manager import calls_on, no_outcome
 from creditflow.rewards.registry import RewardFunction, leaves
-from creditflow.rewards.scores import COMMON
-from creditflow.rewards.values import NotApplicable
+from creditflow.rewards.scores import failed_score
 from creditflow.testing.report import Fault, Report, described, name_of, run
 
+T = TypeVar("T")
 LONGEST = 30
 """Number of steps of the longest trajectory."""
 
@@ -72,38 +73,22 @@ def check_reward_function(
     `agent_match`, `args`, `signature`, `format`, `range`: as in a recipe. `deterministic`: False for functions
     that sample, such as a judge; then each trajectory is scored once. `skip`: names of checks to leave out.
     """
-    entry = RewardFunctionConfig(
-        "",
-        level=level,
-        agent_match=agent_match,
-        args=dict(args or {}),
-        signature=signature,
-        format=format,
-        range=None if range is None else list(range),
-    )
+    bounds = None if range is None else list(range)
+    entry = RewardFunctionConfig("", level, signature, format, bounds, agent_match, args=dict(args or {}))
     subject = function if isinstance(function, str) else name_of(function)
     case = _RewardCase(function, entry, tuple(trajectories or (_own_trajectory(),)))
     return run(subject, BASICS, CHECKS, [case], {*skip} if deterministic else {*skip, name_of(is_deterministic)})
 
 
 @dataclass
-class _Called:
-    """One call of the function."""
+class _Results:
+    """Results of the function on all trajectories, by the step or trajectory that they are on."""
 
-    on: str
-    value: object = None
-    raised: str = ""
-    changed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Scored:
-    """One score as recorded by the manager."""
-
-    on: str
-    score: Score
-    fault: str
-    """The reason why the manager refused the returned value: `shape`, `finite` or `range`; empty if it did not."""
+    raised: dict[str, str] = field(default_factory=dict)
+    """Exceptions."""
+    scores: dict[str, PlacedScore] = field(default_factory=dict)
+    changed: list[str] = field(default_factory=list)
+    """The trajectories that the function changed."""
 
 
 @dataclass
@@ -137,14 +122,14 @@ class _RewardCase:
         return False
 
     @cached_property
-    def first(self) -> tuple[list[_Called], list[_Scored]]:
+    def first(self) -> _Results:
         return _score(self.loaded, self.trajectories)
 
     def refused(self, fault: str) -> Iterator[Fault]:
-        for scored in self.first[1]:
-            if scored.fault == fault:
-                expected, _, got = scored.score.reason.removeprefix("expected ").partition(", got ")
-                yield Fault(scored.on, expected, got)
+        for on, placed in self.first.scores.items():
+            if placed.fault == fault:
+                expected, _, got = placed.score.reason.removeprefix("expected ").partition(", got ")
+                yield Fault(on, expected, got)
 
 
 # ---- the checks ----------------------------------------------------------------------------------------------------
@@ -182,9 +167,8 @@ def matches_an_agent(case: _RewardCase) -> Iterator[Fault]:
 
 def never_raises(case: _RewardCase) -> Iterator[Fault]:
     """It raises for no text that a model may write: the score would be `failed`, and the step masked."""
-    for call in case.first[0]:
-        if call.raised:
-            yield Fault(call.on, "a score", call.raised)
+    for on, error in case.first.raised.items():
+        yield Fault(on, "a score", error)
 
 
 def has_the_right_shape(case: _RewardCase) -> Iterator[Fault]:
@@ -207,18 +191,18 @@ def stays_in_its_range(case: _RewardCase) -> Iterator[Fault]:
 
 def leaves_the_trajectory_alone(case: _RewardCase) -> Iterator[Fault]:
     """It changes neither step nor trajectory: other functions, and training, would read the changes."""
-    for call in case.first[0]:
-        if call.changed:
-            yield Fault(call.on, "the trajectory as it was before the call", "a changed one")
+    for on in case.first.changed:
+        yield Fault(on, "the trajectory as it was before the call", "a changed one")
 
 
 def is_deterministic(case: _RewardCase) -> Iterator[Fault]:
     """The same trajectory gets the same score again, independent of the trajectories scored before it."""
-    again = {scored.on: scored.score for scored in _score(case.loaded, case.trajectories[::-1])[1]}
-    for scored in case.first[1]:
-        first, second = scored.score, again[scored.on]
-        if repr((first.status, first.value)) != repr((second.status, second.value)):
-            yield Fault(scored.on, f"{first.value} ({first.status}) again", f"{second.value} ({second.status})")
+    again = _score(case.loaded, case.trajectories[::-1]).scores
+    for on, placed in case.first.scores.items():
+        first = f"{placed.score.value} ({placed.score.status})"
+        second = f"{again[on].score.value} ({again[on].score.status})" if on in again else "an exception"
+        if first != second:
+            yield Fault(on, f"{first} again", second)
 
 
 def can_travel(case: _RewardCase) -> Iterator[Fault]:
@@ -259,60 +243,31 @@ def _reference(function: Callable[..., Any] | str) -> Iterator[str]:
         del sys.modules[module.__name__]
 
 
-def _score(function: RewardFunction, trajectories: Sequence[Trajectory]) -> tuple[list[_Called], list[_Scored]]:
-    """Score copies of the trajectories; return every call of the function and every resulting score."""
-    calls: dict[str, _Called] = {}
-
-    async def watched(*arguments: Any) -> object:
-        called, before = _Called(_where(arguments[0])), repr(arguments[-1])
-        calls[called.on] = called
-        try:
-            value = function.call(*arguments)
-            called.value = await value if inspect.isawaitable(value) else value  # no await for a missing answer
-        except Exception as error:
-            called.raised = described(error)
-            raise
-        finally:
-            called.changed = repr(arguments[-1]) != before
-        return called.value
-
-    trajectories = [copy.deepcopy(trajectory) for trajectory in trajectories]
-    for trajectory in trajectories:
+def _score(function: RewardFunction, trajectories: Sequence[Trajectory]) -> _Results:
+    """Score copies of the trajectories."""
+    copies = [copy.deepcopy(trajectory) for trajectory in trajectories if trajectory.status != "failed"]
+    for trajectory in copies:
         trajectory.outcome, trajectory.outcomes = None, {}
         for step in trajectory.steps:
             step.scores.clear()
-    watching = replace(function, call=watched, is_async=True, parts=(), cache=False)
-    _wait(RewardManager([watching], max_failed_frac=1.0).score(trajectories))
-    scored = []
-    for trajectory in trajectories:
-        if trajectory.outcome is not None and (
-            call := calls.get(_where(trajectory))
-        ):  # else the manager did not call it
-            returned: Any = call.value
-            for agent, outcome in trajectory.outcomes.items():
-                scored.append(_Scored(f"{call.on}, agent {agent}", outcome, _fault(outcome, call, returned[agent])))
-            if not trajectory.outcomes or COMMON in returned:
-                common = returned[COMMON] if trajectory.outcomes else returned
-                scored.append(_Scored(call.on, trajectory.outcome, _fault(trajectory.outcome, call, common)))
-        for step in trajectory.steps:
-            if (score := step.scores.get(function.name)) is not None:
-                call = calls[_where(trajectory if function.level == "trajectory" else step)]
-                scored.append(_Scored(_where(step), score, _fault(score, call, _of_step(call.value, step.index))))
-    return list(calls.values()), scored
-
-
-def _of_step(value: object, index: int) -> object:
-    return value[index] if isinstance(value, list | tuple) and index < len(value) else value
-
-
-def _fault(score: Score, call: _Called, value: object) -> str:
-    """The kind of fault of a score. A Score returned as failed is not a fault: a judge may be unavailable."""
-    returned_so = isinstance(value, NotApplicable) or (isinstance(value, Score) and value.status != "ok")
-    if score.status == "ok" or call.raised or returned_so:
-        return ""
-    if not score.reason.startswith("expected a value in "):
-        return "shape"
-    return "finite" if score.reason.endswith(("nan", "inf")) else "range"
+    before = list(map(repr, copies))
+    called = [t for t in copies if function.level != "outcome" or not no_outcome(t)]
+    calls = [call for trajectory in called for call in calls_on(function, trajectory)[0]]
+    returned = _wait(run_on_loop(calls, timeout=60.0, max_in_flight=256))
+    results = _Results(changed=[_where(t) for t, text in zip(copies, before, strict=True) if repr(t) != text])
+    for call, result in zip(calls, returned, strict=True):
+        on = _where(call.step or call.trajectory)
+        if result.traceback:
+            results.raised[on] = result.error
+        elif result.error:
+            results.scores[on] = PlacedScore(failed_score(function, result), fault="shape")
+        for placed in result.scores:
+            if isinstance(placed.place, str):
+                results.scores[f"{on}, agent {placed.place}"] = placed
+            else:
+                at = on if placed.place is None else _where(call.trajectory.steps[placed.place])
+                results.scores[at] = placed
+    return results
 
 
 def _where(scored: Step | Trajectory) -> str:
@@ -321,14 +276,14 @@ def _where(scored: Step | Trajectory) -> str:
     return f"trajectory {scored.id!r}"
 
 
-def _wait(coroutine: Coroutine[Any, Any, object]) -> None:
+def _wait(coroutine: Coroutine[Any, Any, T]) -> T:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        asyncio.run(coroutine)
-        return
-    with ThreadPoolExecutor(1) as pool:  # in a notebook, where an event loop is already running
-        pool.submit(asyncio.run, coroutine).result()
+        return asyncio.run(coroutine)
+    # In a notebook, an event loop is already running in this thread.
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, coroutine).result()
 
 
 # ---- trajectories --------------------------------------------------------------------------------------------------
