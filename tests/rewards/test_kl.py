@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from creditflow.data import Score, Trajectory
 from creditflow.engines.local.loss import KL_ESTIMATORS
-from creditflow.rewards.builtin.kl import ESTIMATORS, KlToReference, neutral_where_not_sampled
-from creditflow.rewards.values import DetailedScore
+from creditflow.rewards.builtin.kl import ESTIMATORS, KlToReference
+from creditflow.rewards.values import DetailedScore, neutral_where_not_sampled
 from tests.builders import make_trajectory, step
 from tests.rewards import trajectories
 from tests.rewards.trajectories import load

@@ -165,7 +165,9 @@ def _load(
     args = {str(name): value for name, value in entry.args.items()}
     takes = {parameter.name for parameter in _parameters(function, key)}
     args = {name: value for name, value in where.shared.items() if name in takes} | args
-    version, identity = _version(function, args), _hash(_place(entry.fn, function), args)
+    # The module of a file is named after the file's path.
+    place = f"{getattr(function, '__module__', '')} {entry.fn}" if ":" in entry.fn else entry.fn
+    version, identity = _version(function, args), _hash(place, args)
     decorated = registry.declared(function)
     instance: Any = None
     args |= _found_beside(function, args, where.base)
@@ -439,11 +441,6 @@ def _pattern(pattern: str | None, agents: Sequence[str], key: str) -> re.Pattern
     if agents and not any(compiled.search(agent) for agent in agents):
         raise RewardError(f"{key}: agent_match {pattern!r} matches none of the team's agents: {', '.join(agents)}")
     return compiled
-
-
-def _place(fn: str, function: Callable[..., Any]) -> str:
-    """The function's module and its name there; the module of a file is named after the file's path."""
-    return f"{getattr(function, '__module__', '')} {fn}" if ":" in fn else fn
 
 
 def _version(function: Callable[..., Any], args: Mapping[str, Any]) -> str:

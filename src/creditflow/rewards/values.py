@@ -1,9 +1,9 @@
-"""Values that reward functions may return beside numbers and `Score`, as plain Python values."""
+"""Values that reward functions may return beside numbers and `Score`, and helpers to make and read them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from numbers import Real
@@ -58,3 +58,15 @@ def shown(value: object) -> str:
     """A short text of a plain value; for any other value its type's name, since its text may hold an address."""
     is_plain = value is None or isinstance(value, str | bool | int | float)
     return str(value)[:REASON_CHARACTERS] if is_plain else type(value).__name__
+
+
+def neutral_where_not_sampled(values: Sequence[float], response_mask: Sequence[int]) -> list[float]:
+    """Give tokens that were not sampled, and are not trained on, the mean of the sampled ones.
+
+    The plain mean over all tokens then equals the mean over the sampled ones. Unchanged if no token was sampled.
+    """
+    sampled = [value for value, mask in zip(values, response_mask, strict=True) if mask]
+    if not sampled:
+        return list(values)
+    mean = sum(sampled) / len(sampled)
+    return [value if mask else mean for value, mask in zip(values, response_mask, strict=True)]

@@ -157,7 +157,6 @@ def test_killed_workers_cost_no_score(tmp_path):
     lines = log.read_text().splitlines()
     assert len(set(lines)) == 1000
     assert len(lines) <= 1002  # repeats only the call in which each worker died
-    assert pool.started == 4
     pool.close()
     assert left_behind() == {}
 
@@ -169,15 +168,16 @@ def test_workers_serve_successive_loops_and_are_replaced():
 
     def score_one():
         assert asyncio.run(manager.score([a_trajectory()])).failed_frac == 0.0
-        return pool.started
+        (pid,) = pool.pids
+        return pid
 
-    assert [score_one(), score_one(), score_one()] == [1, 1, 1]
-    (pid,) = pool.pids
+    pid = score_one()
+    assert [score_one(), score_one()] == [pid, pid]
     os.kill(pid, signal.SIGKILL)
     until(lambda: not alive(pid))
-    assert score_one() == 2
+    another = score_one()
     manager.close()
-    assert score_one() == 3
+    assert len({pid, another, score_one()}) == 3
     manager.close()
     assert left_behind() == {}
 

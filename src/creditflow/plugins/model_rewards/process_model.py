@@ -27,8 +27,7 @@ from creditflow.plugins.model_rewards.models import (
 from creditflow.rewards.registry import reward
 from creditflow.rewards.support.arguments import check_arguments
 from creditflow.rewards.support.local_model import load_model, model_folder
-from creditflow.rewards.support.step_values import neutral_where_not_sampled
-from creditflow.rewards.values import DetailedScore
+from creditflow.rewards.values import DetailedScore, neutral_where_not_sampled
 
 Result = TypeVar("Result")
 BatchSize = Annotated[int, Field(ge=1), expected("1 or more")]

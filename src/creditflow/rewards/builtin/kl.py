@@ -15,8 +15,7 @@ from creditflow._utils.sections import expected
 from creditflow.data import Score, Step, Trajectory
 from creditflow.rewards.registry import builtin, reward
 from creditflow.rewards.support.arguments import Above0, check_arguments
-from creditflow.rewards.support.step_values import neutral_where_not_sampled
-from creditflow.rewards.values import DetailedScore
+from creditflow.rewards.values import DetailedScore, neutral_where_not_sampled
 
 NO_REFERENCE = (
     "the engine hands over no reference log-probabilities: the local engine computes them for every trajectory where a "

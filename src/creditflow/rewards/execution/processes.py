@@ -26,13 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from creditflow.rewards.calls import Answered, Returned, RewardCall, too_late
-from creditflow.rewards.execution.wire import (
-    TransferError,
-    UnreadableAnswerError,
-    pack_calls,
-    pack_functions,
-    unpack_returned,
-)
+from creditflow.rewards.execution import wire
 from creditflow.rewards.registry import RewardFunction
 
 _PROGRAM = "creditflow.rewards.execution.worker"
@@ -108,11 +102,6 @@ class _Output(threading.Thread):
         """Count and end of the current call's output."""
         self.start()
 
-    @property
-    def is_too_long(self) -> bool:
-        """Whether the current call has printed too much."""
-        return self.printed > MAX_PRINTED
-
     def run(self) -> None:
         assert self.process.stdout is not None
         left = _SHOWN_OUTPUT
@@ -120,7 +109,7 @@ class _Output(threading.Thread):
             while chunk := os.read(pipe.fileno(), 1 << 16):
                 self.printed += len(chunk)
                 self.tail = (self.tail + chunk)[-_KEPT_OUTPUT:]
-                if self.is_too_long:
+                if self.printed > MAX_PRINTED:
                     self.process.kill()
                 if left > 0:
                     more = "" if len(chunk) <= left else "\n(reward functions printed more than is shown)\n"
@@ -138,8 +127,6 @@ class _Worker:
         self.functions = functions
         self.process: subprocess.Popen[bytes] | None = None
         self.incoming = bytearray()
-        self.started = 0
-        """Processes started so far."""
 
     @property
     def lives(self) -> bool:
@@ -151,7 +138,6 @@ class _Worker:
         if self.lives:
             return
         self.end()
-        self.started += 1
         self.connection, theirs = socket.socketpair()
         with theirs:
             # -P: as in the parent process, modules are not searched in the working directory first.
@@ -195,7 +181,7 @@ class _Worker:
         deadline = time.monotonic() + timeout
         while (end := self.incoming.find(b"\n")) < 0:
             if len(self.incoming) > MAX_ANSWER:
-                raise UnreadableAnswerError(f"its answer is larger than {MAX_ANSWER >> 20} MiB")
+                raise wire.UnreadableAnswerError(f"its answer is larger than {MAX_ANSWER >> 20} MiB")
             self.connection.settimeout(max(1e-3, deadline - time.monotonic()))
             try:
                 chunk = self.connection.recv(1 << 20)
@@ -207,7 +193,7 @@ class _Worker:
         line = bytes(self.incoming[:end])
         del self.incoming[: end + 1]
         self.output.printed, self.output.tail = 0, b""
-        return unpack_returned(line)
+        return wire.unpack_returned(line)
 
     def kill(self) -> None:
         """Kill the process and all processes below it. Each is stopped first, so that it starts nothing meanwhile."""
@@ -266,7 +252,7 @@ class WorkerPool:
         taken = [function for function in functions if self.takes(function)]
         self.index = {id(function): i for i, function in enumerate(taken)}
         self.timeout = timeout
-        packed = pack_functions(taken)
+        packed = wire.pack_functions(taken)
         self.workers = [_Worker(packed) for _ in range(n_workers)]
         self._jobs: list[_Job] = []
         self._threads: ThreadPoolExecutor | None = None
@@ -276,11 +262,6 @@ class WorkerPool:
     def takes(self, function: RewardFunction) -> bool:
         """Accepts plain functions: async ones wait rather than work, and some must stay in the manager's process."""
         return not function.is_async and not function.inline
-
-    @property
-    def started(self) -> int:
-        """Processes started so far."""
-        return sum(worker.started for worker in self.workers)
 
     @property
     def pids(self) -> list[int]:
@@ -317,8 +298,8 @@ class WorkerPool:
         begun, limit, timed_out = time.monotonic(), START_TIMEOUT_S, False
         try:
             worker.start(job)
-            if unread := worker.send(pack_calls([job.calls[number] for number in rest], self.index)).error:
-                raise TransferError(unread)
+            if unread := worker.send(wire.pack_calls([job.calls[number] for number in rest], self.index)).error:
+                raise wire.TransferError(unread)
             while rest:
                 begun, limit = time.monotonic(), job.calls[rest[0]].timeout(self.timeout)
                 job.answer(rest[0], worker.receive(limit))
@@ -331,20 +312,20 @@ class WorkerPool:
                     job.answer(number, Returned(error=f"the worker process cannot start: {error}"))
                 self._stop(job)
             return
-        except TransferError as error:
+        except wire.TransferError as error:
             if len(rest) > 1:  # sent again one by one, so that only the faulty ones fail
                 return
             why = str(error)
         except TimeoutError:
             worker.end()
             why, timed_out = too_late(limit), True
-        except UnreadableAnswerError as error:
+        except wire.UnreadableAnswerError as error:
             worker.end()
             why = str(error)
         except EOFError:
             why = f"its worker process died twice ({worker.end(patiently=True)})"
             job.deaths[rest[0]] += 1
-            if worker.output.is_too_long:
+            if worker.output.printed > MAX_PRINTED:
                 why = f"printed more than {MAX_PRINTED >> 20} MiB"
             elif job.stopped or job.deaths[rest[0]] < _ATTEMPTS:
                 return

@@ -7,26 +7,18 @@ ones. Ray replaces an actor that dies, and its calls are made once more.
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import os
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, cast
 
 from creditflow.errors import ConfigError, first_line
 from creditflow.rewards.calls import Answered, BackendOptions, Returned, RewardCall, add_counts
+from creditflow.rewards.execution import wire
 from creditflow.rewards.execution.inline import run_on_loop, together
 from creditflow.rewards.execution.processes import START_TIMEOUT_S, WorkerPool, batches
-from creditflow.rewards.execution.wire import (
-    TransferError,
-    pack_calls,
-    pack_functions,
-    pack_returned,
-    unpack_calls,
-    unpack_functions,
-    unpack_returned,
-)
 from creditflow.rewards.registry import RewardFunction
 from creditflow.rewards.values import REASON_CHARACTERS
 
@@ -44,24 +36,22 @@ class ActorHost:
     """The object that runs inside an actor."""
 
     def __init__(self, functions: bytes, timeout: float, max_in_flight: int) -> None:
-        self.functions = unpack_functions(functions, same_machine=False)
+        self.functions = wire.unpack_functions(functions, same_machine=False)
         self.timeout = timeout
         self.max_in_flight = max_in_flight
         self.pool = WorkerPool(self.functions, 1, timeout)
 
-    async def run(self, batch: bytes) -> list[bytes]:
-        """Run one async call, or a batch of plain ones, and return the packed results."""
-        calls = unpack_calls(batch, self.functions)
+    async def run(self, batch: bytes) -> list[Returned]:
+        """Run one async call, or a batch of plain ones."""
+        calls = wire.unpack_calls(batch, self.functions)
         if calls[0].function.is_async:
-            returned = await run_on_loop(calls, self.timeout, self.max_in_flight)
-        else:
-            returned = await self.pool.run(calls)
-        return [pack_returned(result) for result in returned]
+            return await run_on_loop(calls, self.timeout, self.max_in_flight)
+        return await self.pool.run(calls)
 
-    async def metrics(self) -> str:
-        """Numbers counted by each async function, as JSON: pairs of its index and its numbers."""
+    async def metrics(self) -> list[tuple[int, dict[str, float]]]:
+        """Numbers counted by each async function, with its index."""
         counters = [(i, getattr(function.instance, "metrics", None)) for i, function in enumerate(self.functions)]
-        return json.dumps([(i, ask()) for i, ask in counters if ask is not None and self.functions[i].is_async])
+        return [(i, ask()) for i, ask in counters if ask is not None and self.functions[i].is_async]
 
     async def pids(self) -> list[int]:
         """Process ids of this process and its workers."""
@@ -84,7 +74,7 @@ class RayBackend:
         self.ray = ray
         self.options = options
         self.functions = [function for function in functions if self.takes(function)]
-        self.packed = pack_functions(self.functions)
+        self.packed = wire.pack_functions(self.functions)
         self.index = {id(function): i for i, function in enumerate(self.functions)}
         self.actors: list[Any] = []
         """The handles of the actors."""
@@ -145,7 +135,8 @@ class RayBackend:
         except (self.ray.exceptions.RayError, TimeoutError) as error:
             self._kill_all()
             why = first_line(getattr(error, "cause", None) or error)
-            return [Returned(error=f"its Ray actor cannot start: {why}")] * len(calls)
+            failed = Returned(error=f"its Ray actor cannot start: {why}")
+            return [returned.get(i, failed) for i in range(len(calls))]
         except BaseException:  # cancelled, while actors are still busy
             self._kill_all()
             raise
@@ -157,9 +148,9 @@ class RayBackend:
         limit = calls[0].timeout(self.options.timeout) + GRACE_S if function.is_async else None
         for _ in range(_ATTEMPTS):
             try:
-                packed = pack_calls(calls, self.index)
-                return [unpack_returned(data) for data in await asyncio.wait_for(actor.run.remote(packed), limit)]
-            except (TransferError, errors.RayTaskError) as error:
+                packed = wire.pack_calls(calls, self.index)
+                return cast(list[Returned], await asyncio.wait_for(actor.run.remote(packed), limit))
+            except (wire.TransferError, errors.RayTaskError) as error:
                 why = str(getattr(error, "cause", error))
                 if len(calls) > 1:  # sent again one by one, so that only the faulty ones fail
                     return [result for call in calls for result in await self._run(actor, [call])]
@@ -181,8 +172,9 @@ class RayBackend:
         """Numbers summed over the actors; for a name with `_max` in it, the largest."""
         counts: dict[int, list[dict[str, float]]] = defaultdict(list)
         for actor in self.actors:
-            for i, numbers in json.loads(await self._ask(actor.metrics)):
-                counts[i].append(numbers)
+            with suppress(self.ray.exceptions.RayError, TimeoutError):  # its numbers are lost; the scores are not
+                for i, numbers in await self._ask(actor.metrics):
+                    counts[i].append(numbers)
         return [(self.functions[i], add_counts(numbers)) for i, numbers in counts.items()]
 
     def close(self) -> None:

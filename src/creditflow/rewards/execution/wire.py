@@ -1,7 +1,7 @@
 """Send reward functions, calls and results to another process of the same user.
 
-Functions and calls are pickled (functions and trajectories are the user's own). Results come back as JSON: a worker may
-have touched text by a model, and its answer must not be able to run code here.
+Functions and calls are pickled (functions and trajectories are the user's own). Results of a worker process come back
+as JSON: it may have touched text by a model, and its answer must not be able to run code here.
 """
 
 from __future__ import annotations

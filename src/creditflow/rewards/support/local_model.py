@@ -68,31 +68,15 @@ class LocalModel(ChatModel):
         self.max_positions = position_limit(model.config).tokens
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        """Generate greedily, in batches that are padded on the left."""
+        """Generate greedily, in one batch that is padded on the left."""
         if any(request.temperature for request in requests):
             raise ValueError("a local model answers greedily: expected temperature 0")
-        generations: dict[int, Generation] = {}
-        for batch in self._that_fit(requests):
-            replies = self._generate([requests[k] for k in batch])
-            generations |= dict(zip(batch, replies, strict=True))
-        return [generations[k] for k in range(len(requests))]
-
-    def _that_fit(self, requests: Sequence[GenerationRequest]) -> list[list[int]]:
-        """Split the requests into batches (of indices) in which no row passes the model's last position.
-
-        Rows that have ended are fed until the longest response ends; beyond the limit they would change the other rows
-        (`PositionLimit`).
-        """
-        batches: list[list[int]] = []
-        longest = most = 0
-        for k in sorted(range(len(requests)), key=lambda k: len(requests[k].prompt_ids)):
-            longest, most = len(requests[k].prompt_ids), max(most, requests[k].max_tokens)
-            if batches and longest + most <= self.max_positions:
-                batches[-1].append(k)
-            else:
-                batches.append([k])
-                most = requests[k].max_tokens
-        return batches
+        # Rows that have ended are fed until the longest response ends. Beyond the model's last position they would
+        # change the other rows (`PositionLimit`), so that each request is a batch then.
+        longest = max(len(request.prompt_ids) for request in requests)
+        fits = longest + max(request.max_tokens for request in requests) <= self.max_positions
+        batches = [requests] if fits else [[request] for request in requests]
+        return [generation for batch in batches for generation in self._generate(batch)]
 
     def _generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         import torch

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -24,6 +24,11 @@ Scale = Annotated[
     expected("[lowest, highest] between -1e9 and 1e9"),
 ]
 ChoiceValues = Mapping[Any, Annotated[float, Field(ge=0, le=1), expected("a value in [0, 1]")]]
+
+Pairwise = Annotated[
+    Annotated[Mapping[Literal["against"], Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None,
+    expected("{against: ground_truth}, or a field of extra_info"),
+]
 
 
 def one_of(needed: bool = True, **options: object) -> None:
@@ -60,17 +65,6 @@ def _choices(words: Mapping[Any, float]) -> Choices:
         if not same:
             raise ValueError(f"choices: {word!r} cannot be read from a line; take a plain word")
     return choices
-
-
-def against_of(pairwise: Any) -> str | None:
-    """The field of the task with the text that a response is compared with."""
-    if pairwise is None:
-        return None
-    if not isinstance(pairwise, Mapping) or set(pairwise) != {"against"}:
-        raise ValueError(f"pairwise: expected {{against: ground_truth}} or a field of extra_info, got {pairwise!r}")
-    if not isinstance(pairwise["against"], str) or not pairwise["against"]:
-        raise ValueError(f"pairwise.against: expected a name, got {pairwise['against']!r}")
-    return pairwise["against"]
 
 
 def prompt_of(

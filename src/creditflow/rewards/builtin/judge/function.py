@@ -15,10 +15,11 @@ from creditflow._utils.sections import expected
 from creditflow.data import Message, Score, Step, Trajectory
 from creditflow.errors import did_you_mean
 from creditflow.rewards.builtin.judge import arguments, verdict
-from creditflow.rewards.builtin.judge.arguments import ChoiceValues, Scale
+from creditflow.rewards.builtin.judge.arguments import ChoiceValues, Pairwise, Scale
 from creditflow.rewards.builtin.judge.clients import EndpointJudge, JudgeClient, JudgeError, ModelJudge
 from creditflow.rewards.builtin.judge.verdict import JudgeVerdict, VerdictError
 from creditflow.rewards.registry import builtin, outcome, reward
+from creditflow.rewards.signatures.base import NO_ANSWER
 from creditflow.rewards.support.arguments import (
     Above0,
     AtLeast0,
@@ -34,7 +35,6 @@ from creditflow.rollout.client import ModelClient
 from creditflow.rollout.endpoint import EndpointUsage
 
 _GROUND_TRUTH = "ground_truth"
-_NO_ANSWER = "the workflow returned no answer"
 
 
 @builtin
@@ -92,7 +92,7 @@ class Judge:
         reference: OptionalName = None,
         scale: Scale = None,
         choices: ChoiceValues | None = None,
-        pairwise: Any = None,
+        pairwise: Pairwise = None,
         max_characters: WholeAbove0 = 20_000,
         max_tokens: WholeAbove0 = 512,
         temperature: AtLeast0 = 0.0,
@@ -113,7 +113,7 @@ class Judge:
             raise ValueError(f"prices: expected {{prompt: ..., completion: ...}} per million tokens, got {prices!r}")
 
         self.reference = reference
-        self.against = arguments.against_of(pairwise)
+        self.against = None if pairwise is None else pairwise["against"]
         self.form = arguments.form_of(scale, choices, self.against is not None)
         self.prices = prices
         self.prompt = arguments.prompt_of(
@@ -251,12 +251,12 @@ class JudgeOutcome(Judge):
     async def __call__(self, trajectory: Trajectory) -> Score:  # type: ignore[override]
         """The score of the trajectory's answer."""
         if trajectory.answer is None:
-            return Score(0.0, reason=_NO_ANSWER)
+            return Score(0.0, reason=NO_ANSWER)
         return await self._judge(trajectory, trajectory.answer)
 
     def cache_key(self, trajectory: Trajectory) -> str:  # type: ignore[override]
         """See `judge`."""
-        return _NO_ANSWER if trajectory.answer is None else self._key(trajectory, trajectory.answer)
+        return NO_ANSWER if trajectory.answer is None else self._key(trajectory, trajectory.answer)
 
 
 def _from_task(trajectory: Trajectory, name: str) -> str:
