@@ -346,7 +346,7 @@ def _make(cls: Callable[..., Any], args: Mapping[str, Any], key: str) -> Callabl
     _check_call(cls, "()", args, key)
     try:
         instance: Callable[..., Any] = cls(**args)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, ConfigError) as error:
         raise RewardError(f"{key}: {first_line(error)}") from error
     if not callable(instance):
         raise RewardError(f"{key}: expected a class with __call__, {type(instance).__name__} has none")
