@@ -200,8 +200,6 @@ def test_invalid_recipe_file_is_refused(tmp_path, content, message):
         (["data.train_batch_size=64"], "actor_rollout_ref.actor.ppo_mini_batch_size", 8),
         (["critic.loss_agg_mode=seq-mean-token-sum-norm"], "critic.loss_scale_factor", 512),
         (["trainer.resume_from_path=x"], "trainer.resume_mode", "resume_path"),
-        (["guard.rules.agreement.below=0.8"], "guard.rules.agreement.recover", 0.8),
-        (["guard.rules.agreement.window=1"], "guard.rules.agreement.shortest", 1),
     ],
 )
 def test_dependent_defaults_adapt(recipe, overrides, key, expected):

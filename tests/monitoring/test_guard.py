@@ -352,6 +352,7 @@ REFUSED = [
     (["guard.rules.error_rate.unless=3"], "guard.rules.error_rate.unless: expected a mapping of options, got 3"),
     (["guard.rules.error_rate.unless={metric: reward/agreement, above: x}"], "unless.above: expected a number"),
     (["guard.rules.agreement.shortest=11"], "guard.rules.agreement.shortest: expected at most the window, 10, got 11"),
+    (["guard.rules.agreement.below=0.8"], "recover: 0.5 lies where the rule fires .below 0.8.: .* at least 0.8"),
     (["guard.rules.error_rate.over=reward/*"], "guard.rules.error_rate.over: expected one metric"),
     (["guard.rules.accuracy.kind=dropp"], "kind: expected one of drop, interval, level.*did you mean 'drop'"),
     (["guard.rules.entropy.widow=3"], "unknown key 'guard.rules.entropy.widow' .*'guard.rules.entropy.window'"),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
 from typing import Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from creditflow._utils.sections import Section
-from creditflow.config.sections import LayerIndices, TargetModules
+from creditflow.config.sections import LoraConfig
 
 
 def default_rules() -> dict[str, Any]:
@@ -62,19 +61,13 @@ def default_rules() -> dict[str, Any]:
     }
 
 
-class FallbackConfig(Section):
+class FallbackConfig(LoraConfig):
     """The trained parameters during a fallback to the shared global reward."""
 
     trainable: Literal["all", "lora"] = "all"
     """`all`: the same as before the fallback; `lora`: only adapters, on the layers below."""
     lora_rank: PositiveInt = 8
-    """As in `actor_rollout_ref.model`."""
-    lora_alpha: PositiveInt = 16
-    """As in `actor_rollout_ref.model`."""
-    target_modules: TargetModules = "all-linear"
-    """As in `actor_rollout_ref.model`."""
-    layers_to_transform: LayerIndices = None
-    """As in `actor_rollout_ref.model`."""
+    """As in `actor_rollout_ref.model`, and so are the keys below."""
 
 
 class GuardConfig(Section):
@@ -91,22 +84,3 @@ class GuardConfig(Section):
     max_rollbacks: NonNegativeInt = 2
     """Maximum number of checkpoints that the guard restores; at the next rollback, the run stops with a report."""
     fallback: FallbackConfig = FallbackConfig()
-
-
-def adapt_rules(rules: dict[str, Any], set_keys: Set[str]) -> None:
-    """Keep the defaults `shortest` within a rule's window and `recover` on the good side of its limit.
-
-    `set_keys`: the keys that were set.
-    """
-    limits = (("shortest", "window", min), ("recover", "above", min), ("recover", "below", max))
-    for name, defaults in default_rules().items():
-        if not isinstance(rule := rules.get(name), dict):
-            continue
-        for key, limit, within in limits:
-            by_default = key in defaults and f"guard.rules.{name}.{key}" not in set_keys
-            if by_default and _is_number(rule.get(key)) and _is_number(rule.get(limit)):
-                rule[key] = within(rule[key], rule[limit])
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from creditflow._utils.sections import checked, mergeable
 from creditflow.config.algorithm import (
@@ -22,21 +23,18 @@ from creditflow.config.algorithm import (
     rule_options,
     with_lambda,
 )
-from creditflow.config.guard import adapt_rules
+from creditflow.config.guard import default_rules
 from creditflow.config.plugins import workflow_source
 from creditflow.config.presets import KEY as PRESET
 from creditflow.config.presets import find_preset
 from creditflow.config.recipe import Config, Recipe
-from creditflow.config.rule_files import load_named_files, with_loaded_files
+from creditflow.config.rule_files import load_named_files
 from creditflow.config.sections import SUM_NORM
 from creditflow.config.validation import validate
 from creditflow.credit.records import RULE, CreditOptions
 from creditflow.errors import ConfigError, did_you_mean, first_line
 from creditflow.monitoring.guard import without_gates
 from creditflow.removed import removed_hint
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 """The folder of the shipped recipes. It is no package: their Python files are loaded by path, as users' files are."""
@@ -66,8 +64,6 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     relative to itself, or a shipped one by name. Raises ConfigError with the key, the expected and the actual value; an
     unknown key names the nearest known one.
     """
-    from omegaconf import OmegaConf
-
     path = find_recipe(path)
     layers = [*_layers(path), _dotlist(overrides)]
     replaced = _spell_out_preset(layers)
@@ -80,28 +76,30 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
         *(
             f"guard.rules.{name}: left out, as the propagation rule {config.credit.propagation} has no gates"
             for name in without_gates(config.guard.rules, config.credit)
+            if config.guard.rules[name] != default_rules().get(name)
         ),
     )
-    overridden = frozenset(key for key, _ in leaves(OmegaConf.to_container(layers[-1])))
+    overridden = frozenset(key for key, _ in leaves(layers[-1]))
     return Recipe(config=config, name=path.stem, folder=path.resolve().parent, notices=notices, overridden=overridden)
 
 
-def _merged(layers: Sequence[DictConfig], path: Path) -> Config:
+def _merged(layers: Sequence[dict[str, Any]], path: Path) -> Config:
     """Merge the layers, later ones over earlier ones; resolve aliases, check types and keys, load files of rules."""
     values, choices = _resolved(layers, path)
-    set_keys = {key for layer in layers for key, _ in leaves(_container(layer))}
+    set_keys = {key for layer in layers for key, _ in leaves(layer)}
     folder = path.resolve().parent
-    values["algorithm"]["propagation"] = chosen_rule([load_named_files(layer, folder) for layer in choices])
+    algorithm = values["algorithm"]
+    algorithm["propagation"] = chosen_rule([load_named_files(layer, folder) for layer in choices])
+    values["algorithm"] = load_named_files(algorithm, folder)
     config = checked(Config, values)
     if (source := workflow_source(config.team.workflow)) is not None:
         source.fill(config)
-    config.algorithm = with_loaded_files(config.algorithm, folder)
     _resolve_aliases(config, set_keys)
     _adapt_defaults(config, set_keys)
     return config
 
 
-def _resolved(layers: Sequence[DictConfig], path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _resolved(layers: Sequence[dict[str, Any]], path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The merged values of the layers, and the keys of each layer that choose the rule and its options."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -109,38 +107,29 @@ def _resolved(layers: Sequence[DictConfig], path: Path) -> tuple[dict[str, Any],
     merged = OmegaConf.create(Config().model_dump())
     choices: list[dict[str, Any]] = []
     try:
-        for layer in layers:
-            keys = _container(layer)
-            _spell_out_endpoints(keys)
-            section = keys.get("algorithm")
+        for layer in copy.deepcopy(layers):
+            _spell_out_endpoints(layer)
+            section = layer.get("algorithm")
             taken = section if isinstance(section, dict) else {}
             choices.append({key: taken.pop(key) for key in CHOOSING if key in taken})
-            merged.merge_with(mergeable(keys, Config))
+            merged.merge_with(mergeable(layer, Config))
         # Beside the recipe's own values, so that interpolations in them are resolved.
         both = OmegaConf.merge(merged, {"choices_of_rules": choices})
         values: Any = OmegaConf.to_container(both, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key or path}: {first_line(error)}") from error
-    choices = values.pop("choices_of_rules")
-    return values, choices
+    return values, values.pop("choices_of_rules")
 
 
-def _container(layer: DictConfig) -> dict[str, Any]:
-    from omegaconf import OmegaConf
-
-    values: Any = OmegaConf.to_container(layer)
-    return dict(values)
-
-
-def _value(layer: DictConfig, key: str) -> Any:
+def _value(layer: Mapping[str, Any], key: str) -> Any:
     """The value of a dotted key, without interpolation; None without one."""
-    value: Any = _container(layer)
+    value: Any = layer
     for part in key.split("."):
         value = value.get(part) if isinstance(value, dict) else None
     return value
 
 
-def _former_names(layer: DictConfig) -> list[str]:
+def _former_names(layer: Mapping[str, Any]) -> list[str]:
     """Former names of rules in a layer."""
     specs = [_value(layer, KEY), _value(layer, "algorithm.shadow.propagation")]
     names = [spec.get(RULE) if isinstance(spec, dict) else spec for spec in specs]
@@ -162,15 +151,13 @@ def _resolve_aliases(config: Config, set_keys: Set[str]) -> None:
     config.algorithm = algorithm
 
 
-def _spell_out_preset(layers: Sequence[DictConfig]) -> tuple[str, ...]:
+def _spell_out_preset(layers: Sequence[dict[str, Any]]) -> tuple[str, ...]:
     """Add the options of the preset in force to the layer that chose it.
 
     Returns notices of options set by layers beneath, which the preset replaces. Raises ConfigError if the same layer or
     a later one sets one of its options to another value.
     """
-    from omegaconf import OmegaConf
-
-    chosen = [i for i, layer in enumerate(layers) if PRESET in dict(leaves(_container(layer)))]
+    chosen = [i for i, layer in enumerate(layers) if PRESET in dict(leaves(layer))]
     if not chosen or (name := _value(layers[chosen[-1]], PRESET)) is None:
         return ()
     place, notices = chosen[-1], []
@@ -186,7 +173,9 @@ def _spell_out_preset(layers: Sequence[DictConfig]) -> tuple[str, ...]:
             if i >= place:
                 raise ConfigError(f"{key}: got {own!r}, but {PRESET}: {name} sets {value!r}; leave one of them out")
             notices.append(f"{key}: {own!r} of an extended recipe is replaced: {PRESET}: {name} sets {value!r}")
-        OmegaConf.update(layers[place], key, options, merge=True)
+        if isinstance(options, dict):
+            options = rule_options(_value(layers[place], key)) | options
+        _set(layers[place], key, options)
     return tuple(notices)
 
 
@@ -207,7 +196,6 @@ def _adapt_defaults(config: Config, set_keys: Set[str]) -> None:
             averaged.loss_scale_factor = data.max_response_length
     if "trainer.resume_mode" not in set_keys and trainer.resume_from_path is not None:
         trainer.resume_mode = "resume_path"
-    adapt_rules(config.guard.rules, set_keys)
     options = config.algorithm.options()
     general: Any = config.algorithm
     if options.propagation.relative and "algorithm.group_by" in set_keys and general.group_by != "task":
@@ -215,8 +203,6 @@ def _adapt_defaults(config: Config, set_keys: Set[str]) -> None:
             f"algorithm.group_by: {options.propagation} compares the steps of a task in its own groups: expected task, "
             f"got {general.group_by}"
         )
-    if not options.propagation.gated and not any(key.startswith("guard.rules.pass_rate") for key in set_keys):
-        config.guard.rules["pass_rate"] = None  # it watches gates
 
 
 def with_effect(path: Path | str, chosen: Sequence[str], others: Sequence[str]) -> list[str]:
@@ -245,8 +231,6 @@ def credit_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     is `propagation.OPTION=value`. Loads the files that the values name. Raises ConfigError for a key that is no option
     of credit.
     """
-    from omegaconf import OmegaConf
-
     options: dict[str, Any] = {}
     for override in overrides:
         key, equals, value = override.partition("=")
@@ -257,7 +241,7 @@ def credit_overrides(overrides: Sequence[str]) -> dict[str, Any]:
             continue
         if not equals:
             raise ConfigError(f"{override}: expected an option of credit, as key=value")
-        made: Any = OmegaConf.to_container(_dotlist([f"{key}={value}"]))
+        made: Any = _dotlist([f"{key}={value}"])
         before, after = options.get("propagation"), made.get("propagation")
         if isinstance(after, dict) and before is not None:
             made = {"propagation": merge_options(rule_options(before), after)}
@@ -276,44 +260,48 @@ def leaves(section: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{path}{key}", value
 
 
+def _set(values: dict[str, Any], key: str, value: Any) -> None:
+    """Set the value of a dotted key."""
+    *sections, name = key.split(".")
+    for section in sections:
+        inner = values.get(section)
+        values[section] = values = inner if isinstance(inner, dict) else {}
+    values[name] = value
+
+
 def with_options(recipe: Recipe, options: Mapping[str, Any]) -> Recipe:
     """`recipe` with options (dotted keys) set, validated again. Raises ConfigError as `load_recipe` does."""
     values = recipe.to_dict()
     for key, value in options.items():
-        *sections, name = key.split(".")
-        target = values
-        for section in sections:
-            target = target.setdefault(section, {})
-        target[name] = value
+        _set(values, key, value)
     config = checked(Config, values)
     validate(config)
     return replace(recipe, config=config)
 
 
-def _layers(path: Path) -> list[DictConfig]:
+def _layers(path: Path) -> list[dict[str, Any]]:
     """The recipe at `path` and the recipes that it extends, the base first."""
     import yaml
-    from omegaconf import DictConfig, OmegaConf
+    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    chain: list[DictConfig] = []
+    chain: list[dict[str, Any]] = []
     seen: set[Path] = set()
     while True:
         if path.resolve() in seen:
             raise ConfigError(f"{path}: `extends` runs in a circle")
         seen.add(path.resolve())
         try:
-            layer = OmegaConf.load(path)
+            layer: Any = OmegaConf.to_container(OmegaConf.load(path))
         except FileNotFoundError:
             hint = removed_hint(f"recipe {path.stem}") or did_you_mean(path.stem, shipped_recipes())
             raise ConfigError(f"{path}: no such recipe{hint}") from None
         except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
             raise ConfigError(f"{path}: not readable as YAML: {_yaml_fault(error)}") from error
-        if not isinstance(layer, DictConfig):
+        if not isinstance(layer, dict):
             raise ConfigError(f"{path}: expected a mapping of options at the top level")
-        base = OmegaConf.to_container(layer).get("extends")  # type: ignore[union-attr]
-        layer = OmegaConf.masked_copy(layer, [str(key) for key in layer if key != "extends"])
-        chain.insert(0, layer)
+        base = layer.pop("extends", None)
+        chain.insert(0, {str(key): value for key, value in layer.items()})
         if base is None:
             return chain
         path = find_recipe(str(base), path.parent)
@@ -323,7 +311,7 @@ _ADDRESS = re.compile(r"(policies\.[^.=]+\.endpoint)=(https?://.*)")
 _RULE = re.compile(rf"({re.escape(KEY)})=([A-Za-z].*)")
 
 
-def _dotlist(overrides: Sequence[str]) -> DictConfig:
+def _dotlist(overrides: Sequence[str]) -> dict[str, Any]:
     import yaml
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -334,7 +322,8 @@ def _dotlist(overrides: Sequence[str]) -> DictConfig:
     try:
         # As a key of its section, a bare address or rule merges with other overrides instead of replacing them.
         spelled_out = [_ADDRESS.sub(r"\1.base_url=\2", override) for override in overrides]
-        return OmegaConf.from_dotlist([_RULE.sub(rf"\1.{RULE}=\2", override) for override in spelled_out])
+        layer = OmegaConf.from_dotlist([_RULE.sub(rf"\1.{RULE}=\2", override) for override in spelled_out])
+        return {str(key): value for key, value in OmegaConf.to_container(layer).items()}  # type: ignore[union-attr]
     except (yaml.YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(f"{' '.join(overrides)}: a value is not readable as YAML") from error
 

@@ -13,7 +13,7 @@ from creditflow._utils.sections import Section, checked
 from creditflow.config.algorithm import AlgorithmConfig
 from creditflow.config.guard import GuardConfig
 from creditflow.config.plugins import extensible
-from creditflow.config.rule_files import with_loaded_files
+from creditflow.config.rule_files import load_named_files
 from creditflow.config.sections import (
     DEFAULT_POLICY,
     ActorRolloutRefConfig,
@@ -138,9 +138,8 @@ def recipe_of_dict(values: Mapping[str, Any], name: str, folder: Path) -> Recipe
 
     Loads the files of rules, estimators and thresholds that it names. Raises ConfigError if that fails.
     """
-    config = checked(Config, values)
-    config.algorithm = with_loaded_files(config.algorithm, folder)
-    return Recipe(config=config, name=name, folder=folder)
+    algorithm = load_named_files(values["algorithm"], folder)
+    return Recipe(config=checked(Config, {**values, "algorithm": algorithm}), name=name, folder=folder)
 
 
 def policies_in_use(config: Config) -> dict[str, tuple[str, ...]]:

@@ -13,43 +13,48 @@ from typing import Any
 
 from creditflow._utils.loading import absolute_reference, load_object
 from creditflow._utils.tracebacks import at_users_line, located
-from creditflow.config.algorithm import AlgorithmKeys
 from creditflow.config.references import change_references
-from creditflow.credit.records import PROPAGATION_RULES
 from creditflow.errors import ConfigError, CreditflowError
 from creditflow.registry import Registry
 
 
-def with_loaded_files(section: AlgorithmKeys, folder: Path) -> AlgorithmKeys:
-    """`section` with absolute references, after everything that it names by file is loaded and registered.
+def load_named_files(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Options with absolute references, after everything that they name by file is loaded and registered.
 
     A relative file is looked up in `folder`, then in the working directory. Loading runs the file. Raises ConfigError,
     with the key and the reference, if that fails.
     """
-    values = section.model_dump()
-    changed = load_named_files(values, folder)
-    return section.model_copy(update={name: value for name, value in changed.items() if value != values[name]})
-
-
-def load_named_files(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Load the files that a mapping of options names; see `with_loaded_files`."""
 
     def load(registry: Registry[Any], key: str, reference: str) -> str:
         full = absolute_reference(reference, folder)
         entry = _entry(registry, key, reference, full, folder)
         name = f"{registry.key}: {full}"
         function = fields(registry.record)[0].name if registry.record is not None else None
-        if registry is PROPAGATION_RULES:
-            methods = {part: _located(getattr(entry, part), name) for part in ("credit", "fit", "make_threshold")}
-            entry = type(entry.__name__, (entry,), {"name": full, "__doc__": entry.__doc__, **methods})
-        elif function is None:
-            entry = _located_kind(entry, name)
-        else:
+        if function is not None:
             entry = replace(entry, **{function: _located(getattr(entry, function), name)})
+        elif isinstance(entry, type):
+            methods = {part: _located(getattr(entry, part), name) for part in _METHODS if hasattr(entry, part)}
+            entry = type(entry.__name__, (entry,), {"name": full, "__doc__": entry.__doc__, **methods})
+        else:
+            entry = _located(entry, name)
         registry.load(full, entry)
         return full
 
     return change_references(options, load)
+
+
+_METHODS = (
+    "credit",
+    "fit",
+    "make_threshold",
+    "__init__",
+    "theta",
+    "update",
+    "metrics",
+    "state_dict",
+    "load_state_dict",
+)
+"""The methods of rules and thresholds that other code calls."""
 
 
 def _entry(registry: Registry[Any], key: str, reference: str, full: str, folder: Path) -> Any:
@@ -60,22 +65,6 @@ def _entry(registry: Registry[Any], key: str, reference: str, full: str, folder:
         if not isinstance(error, CreditflowError):
             reason = f"{type(error).__name__}: {error}"
         raise ConfigError(f"{key}: {reference}: cannot be loaded: {located(error, reason)}") from error
-
-
-def _located_kind(kind: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """`kind`, whose exceptions and those of its thresholds' methods have the line in the user's file."""
-
-    class Located:
-        def __init__(self, *arguments: Any, **keywords: Any) -> None:
-            self._threshold = _located(kind, name)(*arguments, **keywords)
-
-        def __getattr__(self, part: str) -> Any:
-            if part.startswith("_"):  # copying asks for such names before `_threshold` exists
-                raise AttributeError(part)
-            value = getattr(self._threshold, part)
-            return _located(value, name) if callable(value) else value
-
-    return functools.wraps(kind, updated=())(Located)
 
 
 def _located(function: Callable[..., Any], name: str) -> Callable[..., Any]:

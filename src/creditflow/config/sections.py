@@ -79,20 +79,9 @@ SUM_NORM = "seq-mean-token-sum-norm"
 """The mode that divides by `loss_scale_factor`."""
 
 
-class ModelConfig(Section):
-    """The model of a policy or of the critic."""
+class LoraConfig(Section):
+    """An adapter."""
 
-    path: ModelPath = None
-    """A Hugging Face folder; a GGUF file; a name in the local Hugging Face cache; `tiny`: a byte-level model made on
-    the spot; `smollm2`: SmolLM2-135M-Instruct (extra `smollm2`); or `file.py:function` that makes a folder."""
-
-
-class ActorModelConfig(ModelConfig):
-    """The default model of all policies, and how it is trained."""
-
-    enable_gradient_checkpointing: bool | None = None
-    """Keep only each layer's input and compute the rest again for the gradient: less memory, more work in an update.
-    Default: false; with `--engine verl`, verl's own default, true."""
     lora_rank: NonNegativeInt = 0
     """Rank of the LoRA adapter; only the adapter is trained. 0: train all weights."""
     lora_alpha: PositiveInt = 16
@@ -101,6 +90,22 @@ class ActorModelConfig(ModelConfig):
     """The modules with an adapter: a list of names as in peft, or `all-linear`, all linear layers but the last."""
     layers_to_transform: LayerIndices = None
     """Indices of the layers with an adapter, from 0; default: all."""
+
+
+class ModelConfig(Section):
+    """The model of a policy or of the critic."""
+
+    path: ModelPath = None
+    """A Hugging Face folder; a GGUF file; a name in the local Hugging Face cache; `tiny`: a byte-level model made on
+    the spot; `smollm2`: SmolLM2-135M-Instruct (extra `smollm2`); or `file.py:function` that makes a folder."""
+
+
+class ActorModelConfig(LoraConfig, ModelConfig):
+    """The default model of all policies, and how it is trained."""
+
+    enable_gradient_checkpointing: bool | None = None
+    """Keep only each layer's input and compute the rest again for the gradient: less memory, more work in an update.
+    Default: false; with `--engine verl`, verl's own default, true."""
 
 
 _Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -140,14 +145,26 @@ class PolicyLossConfig(Section):
     2025, arXiv 2506.13585). Only `vanilla` has the dual clip."""
 
 
-class ActorConfig(Section):
-    """How the policy is updated."""
+class UpdateConfig(Section):
+    """How a model is updated."""
 
     optim: OptimConfig = OptimConfig()
-    ppo_mini_batch_size: PositiveInt = 8
-    """Tasks per optimizer update; default: 8, or `data.train_batch_size` if that is smaller."""
     ppo_epochs: PositiveInt = 1
     """Passes over a batch."""
+    loss_agg_mode: LossAggMode = "token-mean"
+    """`token-mean`, `seq-mean-token-mean`, `seq-mean-token-sum`, `seq-mean-token-sum-norm` (a sequence is one step's
+    response) or `traj-mean-step-mean`."""
+    loss_scale_factor: PositiveInt | None = None
+    """Divisor of `seq-mean-token-sum-norm`; default: `data.max_response_length`, as in verl."""
+    grad_clip: PositiveFloat = 1.0
+    """Upper limit of the gradient's norm."""
+
+
+class ActorConfig(UpdateConfig):
+    """How the policy is updated."""
+
+    ppo_mini_batch_size: PositiveInt = 8
+    """Tasks per optimizer update; default: 8, or `data.train_batch_size` if that is smaller."""
     ppo_max_token_len_per_gpu: PositiveInt | None = None
     """Tokens of one micro-batch. Default: derived from the model and the machine's memory, at most 16384; with
     `--engine verl`, verl's own default."""
@@ -162,22 +179,15 @@ class ActorConfig(Section):
     policy_loss: PolicyLossConfig = PolicyLossConfig()
     entropy_coeff: NonNegativeFloat = 0.0
     """Coefficient of the entropy bonus."""
-    loss_agg_mode: LossAggMode = "token-mean"
-    """`token-mean`, `seq-mean-token-mean`, `seq-mean-token-sum`, `seq-mean-token-sum-norm` (a sequence is one step's
-    response) or `traj-mean-step-mean`."""
-    loss_scale_factor: PositiveInt | None = None
-    """Divisor of `seq-mean-token-sum-norm`; default: `data.max_response_length`, as in verl."""
     use_kl_loss: bool = False
     """Add the divergence from the reference model to the loss."""
     kl_loss_coef: NonNegativeFloat = 0.001
     """Coefficient of that divergence."""
     kl_loss_type: KLLossType = "low_var_kl"
     """`k1` (or `kl`), `abs`, `k2` (`mse`) or `k3` (`low_var_kl`), as in verl."""
-    grad_clip: PositiveFloat = 1.0
-    """Upper limit of the gradient's norm."""
 
 
-class CriticConfig(Section):
+class CriticConfig(UpdateConfig):
     """The value model of an estimator with a critic (`algorithm.adv_estimator: gae`), and how it is updated.
 
     The critic uses the actor's mini-batches.
@@ -190,18 +200,10 @@ class CriticConfig(Section):
     agents in the trajectory so far (a centralised critic; Yu et al. 2022, arXiv 2103.01955). Acting needs no critic, so
     the agents' inputs stay the same."""
     optim: OptimConfig = OptimConfig(lr=1e-5)
-    ppo_epochs: PositiveInt = 1
-    """Passes over a batch."""
     ppo_max_token_len_per_gpu: PositiveInt | None = None
     """Tokens of one micro-batch. Default: derived as the actor's, at most 32768."""
     cliprange_value: PositiveFloat = 0.5
     """How far a value may move in one training step before its loss is clipped."""
-    loss_agg_mode: LossAggMode = "token-mean"
-    """Same values as the actor's."""
-    loss_scale_factor: PositiveInt | None = None
-    """Same meaning as the actor's."""
-    grad_clip: PositiveFloat = 1.0
-    """Upper limit of the gradient's norm."""
 
 
 # ---- actor_rollout_ref: rollouts -------------------------------------------------------------------------------------

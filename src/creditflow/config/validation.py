@@ -10,7 +10,7 @@ from creditflow.config.recipe import Config, optim_of, policies_in_use, trained_
 from creditflow.config.sections import DEFAULT_POLICY, SUM_NORM, AgentConfig, EndpointConfig, PolicyConfig
 from creditflow.errors import ConfigError, did_you_mean
 from creditflow.monitoring.guard import specs
-from creditflow.monitoring.tracking import expect_names
+from creditflow.monitoring.trackers.base import TRACKERS
 from creditflow.rollout.endpoint import address_of, check_body, check_headers, variable_name
 
 
@@ -27,7 +27,8 @@ def validate(config: Config) -> None:
         if isinstance(section, PluginSection):
             section.expect_valid(config, key)
     specs(config.guard.rules)  # without their metrics, which need the names of the reward functions
-    expect_names(config.trainer.logger)
+    for tracker in config.trainer.logger:
+        TRACKERS[tracker]  # raises for an unknown name
 
 
 def _validate_training(config: Config) -> None:

@@ -5,11 +5,12 @@ Computed from scored trajectories, independent of the engine that sampled them.
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
+from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from creditflow.data import Floats, TrajectoryBatch
 from creditflow.errors import DataError
@@ -21,6 +22,10 @@ _EXAMPLES = 16
 """The number of tasks whose greedy trajectory is kept as an example."""
 _TEXT, _STEPS = 2000, 64
 """The largest number of characters of a text and of steps in an example; the rest is cut."""
+
+
+_Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+"""A number that may be NaN, written as null."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,7 @@ class Example:
 class Evaluation:
     """Results of one model on V validation tasks, with the field names and order of `evaluation.json`."""
 
-    metrics: dict[str, float]
+    metrics: dict[str, _Number]
     """avg@n (`pass_at_1`), pass@k, sub-rewards by agent, `step_error_rate`; `*_greedy` for greedy decoding."""
     sampled: list[float]
     """[V] share of each task's sampled trajectories that passed."""
@@ -75,27 +80,20 @@ class Evaluation:
 
     def to_json(self) -> str:
         """One line of JSON; non-finite numbers become null."""
-        values = asdict(self)
-        values["metrics"] = {key: value if math.isfinite(value) else None for key, value in self.metrics.items()}
-        return json.dumps(values) + "\n"
+        return _ADAPTER.dump_json(self).decode() + "\n"
 
     @classmethod
     def from_json(cls, text: str, where: str) -> Evaluation:
         """The inverse of `to_json`. `where`: the file's name, for the message of a DataError."""
         try:
-            values = json.loads(text)
-            return cls(
-                metrics={key: math.nan if value is None else value for key, value in values["metrics"].items()},
-                sampled=values["sampled"],
-                greedy=values["greedy"],
-                step_errors=[(wrong, scored) for wrong, scored in values["step_errors"]],
-                examples=[
-                    Example(example["task"], example["outcome"], [ExampleStep(**step) for step in example["steps"]])
-                    for example in values.get("examples", ())
-                ],
-            )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DataError(f"{where}: not an evaluation: {error}") from error
+            return _ADAPTER.validate_json(text)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            raise DataError(f"{where}: not an evaluation: {place}: {first['msg']}") from error
+
+
+_ADAPTER = TypeAdapter(Evaluation)
 
 
 def _passed_shares(batch: TrajectoryBatch) -> Floats:

@@ -5,6 +5,7 @@ Computed on columns, so that a batch of a hundred thousand steps takes milliseco
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -196,8 +197,9 @@ def evaluation_metrics(batch: TrajectoryBatch, n: int) -> dict[str, float]:
     """
     trajectories_G, passed_G = passes_by_task(batch)
     metrics = {"pass_at_1": float(np.mean(passed_G / trajectories_G)), "trajectories": float(batch.n_trajectories)}
+    counts_G = list(zip(trajectories_G.astype(int).tolist(), passed_G.astype(int).tolist(), strict=True))
     for k in [2**i for i in range(1, 11) if 2**i < n] + ([n] if n > 1 else []):
-        metrics[f"pass_at_{k}"] = float(np.mean(_pass_at_k(trajectories_G, passed_G, k)))
+        metrics[f"pass_at_{k}"] = float(np.mean([_pass_at_k(n, c, k) for n, c in counts_G]))
     outcome_N, ok_N = _outcomes(batch)
     if ok_N.any():
         metrics["outcome_mean"] = float(np.mean(outcome_N[ok_N]))
@@ -255,13 +257,6 @@ def outcomes_of_steps(batch: TrajectoryBatch) -> Floats:
     return outcome_S
 
 
-def _pass_at_k(trajectories_G: Floats, passed_G: Floats, k: int) -> Floats:
-    """[G] 1 - C(n - c, k) / C(n, k) for n trajectories with c passes, as a product that cannot overflow."""
-    cases_C2, case_G = np.unique(np.stack([trajectories_G, passed_G], axis=1), axis=0, return_inverse=True)
-    return np.array([_pass_at_k_of(int(n), int(passed), k) for n, passed in cases_C2])[case_G.reshape(-1)]
-
-
-def _pass_at_k_of(n: int, n_passed: int, k: int) -> float:
-    if n - n_passed < k:
-        return 1.0
-    return 1.0 - float(np.prod(1.0 - k / np.arange(n - n_passed + 1, n + 1)))
+def _pass_at_k(n: int, n_passed: int, k: int) -> float:
+    """1 - C(n - c, k) / C(n, k) for n trajectories with c passes."""
+    return 1.0 - math.comb(n - n_passed, k) / max(1, math.comb(n, k))

@@ -48,56 +48,40 @@ class Trackers:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Send the finite metrics of a training step."""
         finite = {key: float(value) for key, value in metrics.items() if math.isfinite(value)}
-        self._each(lambda tracker: tracker.log(step, finite), self.open)
+        self._each(self.open, "log", step, finite)
 
     def table(self, step: int, rows: Sequence[Sequence[Any]]) -> None:
         """Send sample trajectories to the trackers with tables, as one row of `COLUMNS` per step."""
-        self._each(lambda tracker: tracker.table(step, rows), self._with_tables)
+        self._each(self.with_tables, "table", step, rows)
 
     def report(self, report: FinalReport) -> None:
         """Send the report of the finished run to the trackers that take one."""
-        self._each(lambda tracker: tracker.report(report), self._with_reports)
+        self._each(self.with_reports, "report", report)
 
     @property
-    def takes_reports(self) -> bool:
-        """Whether any open tracker takes reports."""
-        return bool(self._with_reports)
-
-    @property
-    def _with_reports(self) -> list[str]:
+    def with_reports(self) -> list[str]:
+        """The open trackers that take reports."""
         return [name for name in self.open if TRACKERS[name].reports]
 
     @property
-    def takes_tables(self) -> bool:
-        """Whether any open tracker has tables."""
-        return bool(self._with_tables)
-
-    @property
-    def _with_tables(self) -> list[str]:
+    def with_tables(self) -> list[str]:
+        """The open trackers with tables."""
         return [name for name in self.open if TRACKERS[name].tables]
 
     def finish(self) -> None:
         """Close all trackers."""
-        self._each(lambda tracker: tracker.finish(), self.open)
+        self._each(self.open, "finish")
         self.open.clear()
 
-    def _each(self, send: Callable[[Any], None], names: Sequence[str] | Mapping[str, Tracker]) -> None:
+    def _each(self, names: Iterable[str], method: str, *arguments: object) -> None:
         for name in list(names):
             try:
-                send(self.open[name])
+                getattr(self.open[name], method)(*arguments)
             except Exception as error:
                 del self.open[name]
                 self.say(
                     f"warning: {name} failed and is left out from now on: {first_line(error)}; metrics.jsonl has all"
                 )
-
-
-def expect_names(names: Sequence[str]) -> None:
-    """Raise ConfigError for unknown trackers."""
-    trackers = TRACKERS.names()
-    for name in names:
-        if name not in trackers:
-            raise ConfigError(f"{KEY}: expected some of {', '.join(trackers)}, got {name!r}{TRACKERS.hint(name)}")
 
 
 def expect_installed(names: Sequence[str]) -> None:
