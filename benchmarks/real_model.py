@@ -291,7 +291,7 @@ def train(
         for run in some:
             run.folder(below).parent.mkdir(parents=True, exist_ok=True)
         failures = run_jobs([run.job(below, more) for run in some], jobs, Reporter(), "runs")
-        failed = [one.job.name for one in failures]
+        failed = [job.name for job in failures]
         for run in some:
             if run.name not in failed:  # its folder may hold a finished run of other settings
                 keep(run, below)
@@ -536,7 +536,7 @@ def quick(jobs: int, more: Sequence[str]) -> int:
     runs = [Run(case, arm, RATES[0], 0, quick=True) for arm in case.arms[:2]]
     failures = run_jobs([run.job(below, more) for run in runs], jobs, Reporter(), "runs")
     if failures:
-        raise RuntimeError("; ".join(failure.describe() for failure in failures))
+        raise RuntimeError(f"failed: {', '.join(job.name for job in failures)}; the reasons are above")
     records = [run.record(below) for run in runs]
     figures = [
         Figure(f"{record['run']}: {name}", record[name], unit=unit)

@@ -12,9 +12,8 @@ import pytest
 from creditflow.credit import assign
 from creditflow.data import RIGHT, Trajectory, TrajectoryBatch
 from creditflow.errors import DataError
-from creditflow.reports.comparison import names_of
 from creditflow.reports.index import Filter, Index
-from creditflow.reports.overview import POINTS, hardest, of_agents, overview, thinned
+from creditflow.reports.overview import POINTS, hardest, names_of, of_agents, overview, thinned
 from creditflow.reports.run_report import samples
 from creditflow.runs import Ledger, RunFolder
 from creditflow.runs.sql import connect

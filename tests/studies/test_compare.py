@@ -305,11 +305,11 @@ def test_failed_job_is_reported_and_does_not_stop_others(tmp_path, reporter):
 
     failures = run_jobs(jobs, 1, reporter, "test")
 
-    assert [(failure.job.name, failure.code) for failure in failures] == [("bad", 3)]
-    assert "the reason" in failures[0].describe()
-    assert len(failures[0].describe().splitlines()) < 20
+    assert [job.name for job in failures] == ["bad"]
     said = reporter.console.export_text()
     assert "bad failed (exit code 3)" in said
+    assert "the reason" in said
+    assert len(said.splitlines()) < 20
     assert "good: done" in said
     assert (tmp_path / "done").exists()
 

@@ -282,7 +282,7 @@ def _run(
     failures = run_jobs(jobs, parallel, reporter, "compare")
     if failures:
         raise CreditflowError(
-            f"{len(failures)} of {counted(len(jobs), 'run')} failed: {'; '.join(f.job.name for f in failures)}. "
+            f"{len(failures)} of {counted(len(jobs), 'run')} failed: {'; '.join(job.name for job in failures)}. "
             "The others are kept; to continue, repeat the command with "
             f"trainer.default_local_dir={runs[0].folder.parent.parent}"
         )

@@ -31,9 +31,8 @@ def report(
     The page needs no network. It shows findings in sentences, curves, agents, the flow of credit, and the advantage of
     each sampled step. The findings are printed at the end.
     """
-    from creditflow.reports.comparison import comparison
     from creditflow.reports.findings import lines
-    from creditflow.reports.overview import left_out
+    from creditflow.reports.overview import comparison, left_out
     from creditflow.reports.run_report import indexed, report_data
 
     if len(runs) > MOST_RUNS:

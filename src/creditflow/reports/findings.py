@@ -31,12 +31,6 @@ _WITHHELD = 0.2
 """A share of credit or steps above which it matters, as for the guard's rule on pass rates."""
 _RARE = 0.01
 """The share of failed, or of differing, scores below which a reward function counts as sound, or as constant."""
-_METHODS = {
-    "trend": "Mann-Kendall test, Theil-Sen slope (Mann 1945; Sen 1968)",
-    "association": "Mantel-Haenszel test over training steps (1959)",
-    "sign": "sign test over training steps",
-    "binomial": "exact binomial test",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +72,7 @@ class Finding:
     """A sentence about a run."""
 
     about: str
-    """The registered name of the finding."""
+    """The name of the function that made it."""
     kind: Literal["problem", "good", "unknown"]
     """`unknown`: there is too little data."""
     sentence: str
@@ -90,24 +84,9 @@ class Finding:
     change: Change | None = None
 
 
-Find = Callable[[Tables], Iterable[Finding]]
-FINDINGS: dict[str, Find] = {}
-"""The registered findings, in the order of the report."""
-
-
-def finding(name: str) -> Callable[[Find], Find]:
-    """Register a function as the finding `name`."""
-
-    def register(function: Find) -> Find:
-        FINDINGS[name] = function
-        return function
-
-    return register
-
-
 def findings(tables: Tables) -> list[Finding]:
-    """All findings of a run: problems and good news in the order of the registry, then the open questions."""
-    results = [finding for find in FINDINGS.values() for finding in find(tables)]
+    """All findings of a run: problems and good news in the order of `FINDINGS`, then the open questions."""
+    results = [finding for find in FINDINGS for finding in find(tables)]
     return sorted(results, key=lambda finding: finding.kind == "unknown")
 
 
@@ -148,12 +127,10 @@ def lines(findings: Sequence[Finding]) -> Iterator[str]:
 
 def as_json(findings: Sequence[Finding]) -> list[dict[str, Any]]:
     """Findings for the page."""
-    return [{**asdict(finding), "change": change_json(finding.change)} for finding in findings]
-
-
-def change_json(change: Change | None) -> dict[str, str] | None:
-    """A change for the page."""
-    return None if change is None else {"setting": str(change), "reason": change.reason}
+    return [
+        {**asdict(f), "change": None if f.change is None else {"setting": str(f.change), "reason": f.change.reason}}
+        for f in findings
+    ]
 
 
 # ---- does the run learn ----------------------------------------------------------------------------------------------
@@ -166,7 +143,6 @@ _SERIES = {
 _RATE, _DEFAULT_RATE = "actor_rollout_ref.actor.optim.lr", 1e-6
 
 
-@finding("learning")
 def learning(tables: Tables) -> Iterator[Finding]:
     """Whether pass@1 has a trend beyond noise, by the first series with enough points."""
     series = {name: _points(tables.metrics, name) for name in _SERIES}
@@ -182,7 +158,7 @@ def learning(tables: Tables) -> Iterator[Finding]:
     span = points[-1][0] - points[0][0]
     over = [100 * value * span for value in (fit.slope, fit.low, fit.high)]
     evidence = f"trend over the run {over[0]:+.1f} points, 95 % interval [{over[1]:+.1f}, {over[2]:+.1f}]"
-    method = f"{_METHODS['trend']} over {len(points)} values, p {_p(fit.p)}"
+    method = f"Mann-Kendall test, Theil-Sen slope (Mann 1945; Sen 1968) over {len(points)} values, p {_p(fit.p)}"
     rate = float(tables.setting(_RATE, _DEFAULT_RATE))
     from_to = f"from {fit.first:.3f} in its first quarter to {fit.last:.3f} in its last"
     if fit.p > ERROR_RATE:
@@ -218,7 +194,6 @@ def _three_fold(rate: float, sign: int) -> float:
 # ---- the agent that limits the team ----------------------------------------------------------------------------------
 
 
-@finding("limiting_agent")
 def limiting_agent(tables: Tables) -> Iterator[Finding]:
     """The agent with the most first errors in wrong trajectories, of those whose errors go with failure."""
     rows = [row for row in tables.parts if row["ended_right"] is not None]
@@ -259,7 +234,7 @@ def limiting_agent(tables: Tables) -> Iterator[Finding]:
         )
     evidence = [
         f"trajectories in which {agent} errs end right {_share(erred)} of the time, others {_share(others)}",
-        f"{_METHODS['association']}, p {_p(p)}{_among(len(scored), 'agents')}",
+        f"Mantel-Haenszel test over training steps (1959), p {_p(p)}{_among(len(scored), 'agents')}",
     ]
     yield Finding(
         "limiting_agent",
@@ -310,7 +285,6 @@ def _help_for(tables: Tables, agent: str) -> Change:
 # ---- withheld credit ------------------------------------------------------------------------------------------------
 
 
-@finding("withheld_credit")
 def withheld_credit(tables: Tables) -> Iterator[Finding]:
     """Agents whose gates withhold, or whose masks remove, over a fifth in most training steps."""
     gated = _by_name(tables.metrics, "credit/gated_off/(.+)")
@@ -344,7 +318,7 @@ def _withheld(
     if (p := at_least(n, len(shares), 0.5)) <= bound:
         evidence = (
             f"over {_share(_WITHHELD)} {of} in {n} of {len(shares)} training steps",
-            f"{_METHODS['sign']}, p {_p(p)}",
+            f"sign test over training steps, p {_p(p)}",
         )
         yield Finding("withheld_credit", "problem", sentence, evidence, metric, None, change)
 
@@ -363,7 +337,6 @@ def _longer_timeout(tables: Tables, reason: str) -> Change:
 # ---- reward functions ------------------------------------------------------------------------------------------------
 
 
-@finding("reward_functions")
 def reward_functions(tables: Tables) -> Iterator[Finding]:
     """Reward functions that fail on over a hundredth of their scores, or give one value alone."""
     scores = _by_name(tables.metrics, "reward/(.+)/scores")
@@ -385,7 +358,7 @@ def reward_functions(tables: Tables) -> Iterator[Finding]:
                 "problem",
                 f"The reward function {name} fails on {failed:,} of {n:,} scores ({_share(failed / n)}); these steps "
                 "are masked.",
-                (f"above {_share(_RARE)}: {_METHODS['binomial']}, p {_p(p)}",),
+                (f"above {_share(_RARE)}: exact binomial test, p {_p(p)}",),
                 f"reward/{name}/failed_frac",
                 None,
                 _longer_timeout(tables, "if the failures are time-outs; else the first reasons are in failures.log"),
@@ -402,7 +375,7 @@ def reward_functions(tables: Tables) -> Iterator[Finding]:
                 "reward_functions",
                 "problem",
                 f"The reward function {name} is constant: all {n - failed:,} scores are {values.pop():g}.",
-                (f"fewer than {_share(_RARE)} differ: {_METHODS['binomial']}, p < {ERROR_RATE / len(scores):.2g}",),
+                (f"fewer than {_share(_RARE)} differ: exact binomial test, p < {ERROR_RATE / len(scores):.2g}",),
                 f"reward/{name}/sd",
                 None,
                 _without(tables, name),
@@ -429,7 +402,6 @@ def _without(tables: Tables, name: str) -> Change | None:
 # ---- signals ---------------------------------------------------------------------------------------------------------
 
 
-@finding("unreached_agents")
 def unreached_agents(tables: Tables) -> Iterator[Finding]:
     """Agents that no score and no outcome reaches. This is exact: no test is needed."""
     reach = _by_name(tables.metrics, "credit/reach/(.+)")
@@ -454,7 +426,6 @@ def unreached_agents(tables: Tables) -> Iterator[Finding]:
 # ---- trajectories that end early ------------------------------------------------------------------------------------
 
 
-@finding("early_ends")
 def early_ends(tables: Tables) -> Iterator[Finding]:
     """Over a fifth of the trajectories ends early, as the mean over training steps. This is exact: no test."""
     if not any(metric in row for row in tables.metrics for metric in _EARLY):
@@ -484,6 +455,17 @@ _EARLY: Mapping[str, tuple[str, Callable[[Tables], Change | None]]] = {
     "rollout/agent_error_frac": ("of the trajectories are ended by an error of an agent", lambda tables: None),
     "rollout/failed_frac": ("of the trajectories fail without a fault of the agents; they train nothing", _more_time),
 }
+
+
+FINDINGS: tuple[Callable[[Tables], Iterable[Finding]], ...] = (
+    learning,
+    limiting_agent,
+    withheld_credit,
+    reward_functions,
+    unreached_agents,
+    early_ends,
+)
+"""The findings in the order of the report, each named in `Finding.about`."""
 
 
 # ---- helpers ---------------------------------------------------------------------------------------------------------

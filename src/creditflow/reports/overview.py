@@ -1,4 +1,4 @@
-"""Overview of a run as JSON types, for the report and the live view.
+"""Overview of a run, and of several side by side, as JSON types, for the report and the live view.
 
 Computes sums over an index and a ledger; draws nothing.
 """
@@ -155,6 +155,23 @@ def _changes(changed: Mapping[str, Any], flat: Mapping[str, Any]) -> Iterator[tu
             yield from [(KEY, options)] if is_another else [(f"{KEY}.{name}", of) for name, of in options.items()]
         else:
             yield f"algorithm.{key}", value
+
+
+def comparison(ledgers: Sequence[Ledger], indices: Sequence[Index]) -> dict[str, Any]:
+    """Return `{runs: [{name, curves, agents}], settings: {key: values}}`; settings that differ alone."""
+    runs = [
+        {"name": name, "curves": curves(ledger), "agents": of_agents(index)}
+        for name, ledger, index in zip(names_of(ledgers), ledgers, indices, strict=True)
+    ]
+    return {"runs": runs, "settings": different([settings(ledger) for ledger in ledgers])}
+
+
+def names_of(ledgers: Sequence[Ledger]) -> list[str]:
+    """The names of the runs' folders, with those of their parents where two are equal."""
+    names = [ledger.path.resolve().name for ledger in ledgers]
+    if len(set(names)) == len(names):
+        return names
+    return [f"{ledger.path.resolve().parent.name}/{name}" for ledger, name in zip(ledgers, names, strict=True)]
 
 
 def different(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,8 +49,8 @@ class Watched:
         self.ledger = Ledger.open(path)
         self.index = Index(self.ledger)
         self._stop = threading.Event()
-        self._lock, self._overview_lock = threading.Lock(), threading.Lock()
-        self._read: dict[int, tuple[int, Recorded]] = {}
+        self._overview_lock = threading.Lock()
+        self._read = lru_cache(maxsize=_KEPT)(lambda step, written: self.ledger.read(step))
         self.spelling = Spelling(self.ledger)
         self._overview: tuple[Any, dict[str, Any]] = (None, {})
         """The state of the files, and the overview computed for it."""
@@ -85,13 +86,8 @@ class Watched:
     def recorded(self, step: int) -> Recorded:
         """A training step; the last few requested ones are cached. Raises UnknownIdError if it has no file."""
         try:
-            written = self.ledger.file(step).stat().st_mtime_ns  # a rollback may have replaced the file
-            with self._lock:
-                if step not in self._read or self._read[step][0] != written:
-                    while len(self._read) >= _KEPT:
-                        self._read.pop(next(iter(self._read)))
-                    self._read[step] = (written, self.ledger.read(step))
-                return self._read[step][1]
+            # A rollback may have replaced the file.
+            return self._read(step, self.ledger.file(step).stat().st_mtime_ns)
         except FileNotFoundError as error:
             raise UnknownIdError(f"there is no training step {step} in this run") from error
 

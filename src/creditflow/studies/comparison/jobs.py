@@ -44,28 +44,13 @@ class Job:
         return self.done - before
 
 
-@dataclass(frozen=True, slots=True)
-class FailedJob:
-    """A job that ended with a nonzero exit code."""
-
-    job: Job
-    code: int
-
-    def describe(self) -> str:
-        """The failure in words, with the end of the log."""
-        lines = self.job.log.read_text(errors="replace").splitlines()
-        return "\n".join(
-            [f"{self.job.name} failed (exit code {self.code}); {self.job.log} ends with:", *lines[-_TAIL_LINES:]]
-        )
-
-
-def run_jobs(jobs: Sequence[Job], at_once: int, reporter: Reporter, title: str) -> list[FailedJob]:
-    """Run all jobs in order, `at_once` at a time, and return the failures.
+def run_jobs(jobs: Sequence[Job], at_once: int, reporter: Reporter, title: str) -> list[Job]:
+    """Run all jobs in order, `at_once` at a time, and return those that ended with a nonzero exit code.
 
     A failed job does not stop the others. On exit, no process is left running, nor any process that a job has started,
     even after Ctrl-C, SIGTERM or a closed terminal: these raise KeyboardInterrupt between two polls.
     """
-    waiting, running, failures = list(jobs), dict[Job, "subprocess.Popen[bytes]"](), list[FailedJob]()
+    waiting, running, failures = list(jobs), dict[Job, "subprocess.Popen[bytes]"](), list[Job]()
     with _interruptions() as interrupted, reporter.bar(title, sum(job.parts for job in jobs), "steps") as bar:
         bar.skip(sum(job.advance(ended=False) for job in jobs))  # steps of interrupted runs took no time here
         try:
@@ -80,8 +65,8 @@ def run_jobs(jobs: Sequence[Job], at_once: int, reporter: Reporter, title: str) 
                     if ended:
                         _kill(running.pop(job))  # also the processes that the job started
                     if ended and process.returncode != 0:
-                        failures.append(FailedJob(job, process.returncode))
-                        reporter.say(failures[-1].describe())
+                        failures.append(job)
+                        reporter.say(_failure(job, process.returncode))
                     if parts := job.advance(ended=ended):
                         bar.advance(parts)
                     if ended and process.returncode == 0:
@@ -90,6 +75,12 @@ def run_jobs(jobs: Sequence[Job], at_once: int, reporter: Reporter, title: str) 
         finally:
             _end(list(running.values()))
     return failures
+
+
+def _failure(job: Job, code: int) -> str:
+    """The failure in words, with the end of the log."""
+    lines = job.log.read_text(errors="replace").splitlines()
+    return "\n".join([f"{job.name} failed (exit code {code}); {job.log} ends with:", *lines[-_TAIL_LINES:]])
 
 
 def _start(job: Job) -> subprocess.Popen[bytes]:
