@@ -42,22 +42,18 @@ def staleness_metrics(batch: TrajectoryBatch, trained: Mapping[str, int]) -> dic
 
     `trained`: the version that each policy has before its update; steps of others are left out.
     """
-    newest_S = np.array([trained.get(name, 0) for name in batch.policy_names])[batch.policy_of_step]
-    sampled_S = batch.sampled_of_step * batch.sampled_by(*trained)
-    age_S = newest_S - batch.policy_version
-    total = age_S * sampled_S
-    largest = age_S[sampled_S > 0].max(initial=0)
+    length_S = np.diff(batch.token_offsets)
+    version_T = np.repeat(batch.policy_version, length_S)
     for s, spans in enumerate(batch.version_spans):
-        if spans and sampled_S[s]:
-            begin = int(batch.token_offsets[s])
-            ends = [first for first, _ in spans[1:]] + [int(batch.token_offsets[s + 1]) - begin]
-            total[s] = sum(
-                (newest_S[s] - version) * int(batch.response_mask[begin + first : begin + end].sum())
-                for (first, version), end in zip(spans, ends, strict=True)
-            )
+        begin, end = batch.token_offsets[s : s + 2]
+        for first, version in spans:
+            version_T[begin + first : end] = version
+    newest_S = np.array([trained.get(name, 0) for name in batch.policy_names])[batch.policy_of_step]
+    sampled_T = (batch.response_mask > 0) & np.repeat(batch.sampled_by(*trained), length_S)
+    age_T = (np.repeat(newest_S, length_S) - version_T)[sampled_T]
     return {
-        "rollout/staleness": float(total.sum() / max(sampled_S.sum(), 1)),
-        "rollout/staleness_max": float(largest),
+        "rollout/staleness": float(age_T.sum() / max(age_T.size, 1)),
+        "rollout/staleness_max": float(age_T.max(initial=0)),
     }
 
 
