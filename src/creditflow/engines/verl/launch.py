@@ -1,6 +1,6 @@
 """Launch a run on verl, show its progress and end it, in the process of the command line.
 
-Training runs in a Ray actor (`task_runner`), which writes the run's folder. This process watches the folder.
+Training runs in a Ray actor (`trainer.TaskRunner`), which writes the run's folder. This process watches the folder.
 """
 
 from __future__ import annotations

@@ -54,12 +54,7 @@ from creditflow.engines.verl.options import MODES
 from creditflow.engines.verl.policies import policy_configs, rollout_devices
 from creditflow.engines.verl.policy_trainer import PartnerPolicy, PolicyTrainer
 from creditflow.engines.verl.recipe import NAME, TRAINER_PREFIX, read_run_handle
-from creditflow.engines.verl.rollouts import (
-    RolloutRecords,
-    expect_no_mistake,
-    partition,
-    take,
-)
+from creditflow.engines.verl.rollouts import RolloutRecords, expect_no_mistake, partition, take
 from creditflow.engines.verl.rows import VerlRows, concatenate_rows, delete_rows, delete_unfinished, select
 from creditflow.errors import ConfigError, CreditflowError, TooManyFailedScores, first_line
 from creditflow.monitoring import Evaluation, GuardEvent
