@@ -18,7 +18,6 @@ from creditflow.credit.records import (
     CreditOptions,
     Estimate,
     EstimatorInput,
-    Factors,
     Groups,
     Rewards,
 )
@@ -118,15 +117,10 @@ def advantages(
     factors = weight_S, estimate.baseline_S, shift_S, divisor_S
     result = Advantage(learns_S, *factors, credit_S, unscaled_T=estimate.unscaled_T, critic=estimate.critic)
     if estimate.critic is not None:
-        credit_S = np.where(batch.sampled_of_step > 0, estimate.critic.first_S, np.nan)
-    advantage_S = _scaled(factors, learns_S, credit_S)
-    if estimate.critic is not None:
-        advantage_S = np.where(np.isnan(credit_S), 0.0, advantage_S)
+        credit_S, learns_S = estimate.critic.first_S, learns_S & (batch.sampled_of_step > 0)
     if estimate.unscaled_T is not None:
-        first_S = at_first_token(batch, estimate.unscaled_T, np.nan)
-        otherwise_S = np.zeros(batch.n_steps) if options.estimator.critic else advantage_S
-        advantage_S = np.where(learns_S & ~np.isnan(first_S), _scaled(factors, learns_S, first_S), otherwise_S)
-        advantage_S = np.where(learns_S, advantage_S, 0.0)
+        credit_S = at_first_token(batch, estimate.unscaled_T, credit_S)
+    advantage_S = np.where(learns_S, weight_S * ((credit_S - estimate.baseline_S - shift_S) / divisor_S), 0.0)
     result = replace(result, advantage_S=advantage_S)
     if rewards.token_score_T is None or options.estimator.critic or not options.pays_by_token:
         return result
@@ -136,11 +130,6 @@ def advantages(
     advantage_T += np.repeat(weight_S, np.diff(batch.token_offsets)) * term_T
     advantage_S = at_first_token(batch, advantage_T, advantage_S)
     return replace(result, advantage_S=advantage_S, advantage_T=advantage_T, token_term_T=term_T)
-
-
-def _scaled(factors: Factors, learns_S: Bools, credit_S: Floats) -> Floats:
-    weight_S, baseline_S, shift_S, divisor_S = factors
-    return np.where(learns_S, weight_S * ((credit_S - baseline_S - shift_S) / divisor_S), 0.0)
 
 
 def _token_rewards(rewards: Rewards, options: CreditOptions) -> Floats | None:
@@ -201,8 +190,6 @@ def whitening(batch: TrajectoryBatch, value_S: Floats, moments_S: Floats | None,
     """
     code_S = np.full(batch.n_steps, -1)
     at = np.flatnonzero(over_S)
-    if not at.size:
-        return Whitening(code_S, np.empty(0), np.empty(0), np.empty(0, dtype=np.bool_), np.empty(0, dtype=np.int64))
     code_S[at], n = compact(batch.policy_of_step[at])
     trajectories = np.unique(code_S[at] * batch.n_trajectories + batch.trajectory_of_step[at]) // batch.n_trajectories
     if moments_S is None:

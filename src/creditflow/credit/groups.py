@@ -57,10 +57,12 @@ def compact(*columns: Ints) -> tuple[Ints, int]:
     """[S] codes from 0 for the distinct combinations of the columns' values, and the number of codes."""
     from creditflow.credit import kernels
 
+    code = np.zeros(len(columns[0]), dtype=np.int64)
+    if not code.size:
+        return code, 0
     low = [int(column.min()) for column in columns]
     width = [int(column.max()) - least + 1 for column, least in zip(columns, low, strict=True)]
     differ = [i for i, values in enumerate(width) if values > 1]
-    code = np.zeros(len(columns[0]), dtype=np.int64)
     if not differ:
         return code, 1
     table_KS = np.stack([columns[i].astype(np.int64) - low[i] for i in differ])
@@ -149,16 +151,11 @@ def group_statistics(rewards: Rewards, values_S: Floats, trained_S: Bools, optio
         code_S = group_codes(batch, level, options.max_version_lag, rewards.stratum_S)
         code = code_S if everybody else code_S[members]
         size = int(code.max()) + 1
-        missing, alone = kernels.group_level(
-            members,
-            code,
-            values,
-            trajectory,
-            TIE_TOLERANCE,
-            (size, n_groups, LEVEL_NAMES.index(level)),
-            (groups.group_S, groups.level_S, groups.group_size_S),
-            (groups.mean_S, groups.others_S, groups.spread_S, groups.tied_S),
-        )
+        numbers = size, n_groups, LEVEL_NAMES.index(level)
+        places = groups.group_S, groups.level_S, groups.group_size_S
+        results = groups.mean_S, groups.others_S, groups.spread_S, groups.tied_S
+        columns = members, code, values, trajectory
+        missing, alone = kernels.group_level(*columns, TIE_TOLERANCE, numbers, places, results)
         singletons = singletons if n_groups else alone
         n_groups += size
     return replace(groups, singletons=singletons)

@@ -50,16 +50,6 @@ def flow_up(
 
 
 @_compiled
-def reach_up(child_E: Ints, parent_E: Ints, source_S: NDArray[np.uint8], gate_S: Floats) -> NDArray[np.uint8]:
-    """[S] the step's own bits of `source_S`, and those that its children pass through open gates."""
-    reached_S = source_S.copy()
-    for e in range(child_E.size - 1, -1, -1):
-        k, t = child_E[e], parent_E[e]
-        reached_S[t] |= reached_S[k] * (gate_S[k] > 0.0)  # no branch: often mispredicted
-    return reached_S
-
-
-@_compiled
 def frozen_upstream(child_E: Ints, parent_E: Ints, gate_S: Floats) -> Bools:
     """[S] steps neither at or after a closed step, nor on a path of open gates to a step without children."""
     at_or_after_S = gate_S == 0.0
@@ -187,18 +177,6 @@ def gae_tokens(
 
 
 @_compiled
-def first_sampled(token_offsets: Ints, trained_T: Bools) -> Ints:
-    """[S] the index of the step's first sampled token; -1: none."""
-    first_S = np.full(token_offsets.size - 1, -1, dtype=np.int64)
-    for s in range(token_offsets.size - 1):
-        for j in range(token_offsets[s], token_offsets[s + 1]):
-            if trained_T[j]:
-                first_S[s] = j
-                break
-    return first_S
-
-
-@_compiled
 def scale_tokens(
     values_T: Floats,
     factors: tuple[Floats, Floats, Floats, Floats],
@@ -237,18 +215,6 @@ def spread_over_tokens(values_S: NDArray[Any], token_offsets: Ints, trained_T: B
 
 
 @_compiled
-def tokens_to_go(token_offsets: Ints, trained_T: Bools) -> Ints:
-    """[T] the number of the step's trained tokens after the token."""
-    after_T = np.zeros(trained_T.size, dtype=np.int64)
-    for s in range(token_offsets.size - 1):
-        count = 0
-        for j in range(token_offsets[s + 1] - 1, token_offsets[s] - 1, -1):
-            after_T[j] = count
-            count += trained_T[j]
-    return after_T
-
-
-@_compiled
 def discounted_sums(token_offsets: Ints, trained_T: Bools, values_T: Floats, gamma: float) -> Floats:
     """[T] `sum over trained tokens j' >= j of gamma^(trained tokens from j to j') * values_j'`; 0 if not trained."""
     sums_T = np.zeros_like(values_T)
@@ -259,15 +225,6 @@ def discounted_sums(token_offsets: Ints, trained_T: Bools, values_T: Floats, gam
                 running = values_T[j] + gamma * running
                 sums_T[j] = running
     return sums_T
-
-
-@_compiled
-def powers(base: float, n: int) -> Floats:
-    """[n] base^0, base^1, ..., by repeated multiplication, which gives the same bits on every machine."""
-    result = np.ones(n, dtype=np.float64)
-    for i in range(1, n):
-        result[i] = result[i - 1] * base
-    return result
 
 
 @_compiled

@@ -454,11 +454,6 @@ class EstimatorInput:
         """The batch."""
         return self.rewards.batch
 
-    @property
-    def trained_S(self) -> Bools:
-        """[S] steps in the loss; the others are excluded from every mean."""
-        return self.groups.trained_S
-
 
 @dataclass(frozen=True, slots=True)
 class CriticTerms:

@@ -30,20 +30,11 @@ _TOKENS_AT_ONCE = 1 << 16
 def read_rewards(batch: TrajectoryBatch, options: CreditOptions) -> Rewards:
     """The rewards of a batch: the first stage of `assign`."""
     outcome_S, known_S, masked_S, masked_N = _outcomes(batch, options.mask_truncated)
-    sub_reward_S, scored_S, failed_S = _sub_rewards(batch, options, masked_S)
+    scores = _, scored_S, _ = _sub_rewards(batch, options, masked_S)
     by_token = options.pays_by_token and bool((scored_S & (batch.sampled_of_step > 0)).any())
-    return Rewards(
-        batch=batch,
-        sub_reward_S=sub_reward_S,
-        scored_S=scored_S,
-        failed_S=failed_S,
-        outcome_S=outcome_S,
-        known_S=known_S,
-        masked_S=masked_S,
-        masked_N=masked_N,
-        stratum_S=_strata(batch, scored_S),
-        token_score_T=_token_scores(batch, scored_S) if by_token else None,
-    )
+    token_score_T = _token_scores(batch, scored_S) if by_token else None
+    stratum_S = _strata(batch, scored_S)
+    return Rewards(batch, *scores, outcome_S, known_S, masked_S, masked_N, stratum_S, token_score_T)
 
 
 def common_outcomes(batch: TrajectoryBatch, *, mask_truncated: bool) -> Floats:
@@ -159,9 +150,8 @@ def _strata(batch: TrajectoryBatch, scored_S: Bools) -> Ints:
 
 def _share_among_agent(batch: TrajectoryBatch, value_S: Floats, scored_S: Bools) -> None:
     scored = np.flatnonzero(scored_S)
-    if scored.size:
-        code, n = compact(batch.trajectory_of_step[scored], batch.agent_of_step[scored])
-        value_S[scored] = (np.bincount(code, value_S[scored], n) / np.bincount(code, minlength=n))[code]
+    code, n = compact(batch.trajectory_of_step[scored], batch.agent_of_step[scored])
+    value_S[scored] = (np.bincount(code, value_S[scored], n) / np.bincount(code, minlength=n))[code]
 
 
 def _token_scores(batch: TrajectoryBatch, scored_S: Bools) -> Floats:

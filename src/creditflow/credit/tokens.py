@@ -39,10 +39,11 @@ def spread_over_tokens(values_S: Floats, batch: TrajectoryBatch, out_T: NDArray[
 
 def at_first_token(batch: TrajectoryBatch, values_T: Floats, otherwise: Floats | float) -> Floats:
     """[S] the value at each step's first sampled token; `otherwise` if it has none."""
-    from creditflow.credit import kernels
-
-    first_S = kernels.first_sampled(batch.token_offsets, batch.response_mask)
-    return np.where(first_S >= 0, values_T[first_S] if values_T.size else np.nan, otherwise)
+    result_S, at = np.full(batch.n_steps, otherwise), np.flatnonzero(batch.sampled_of_step)
+    if at.size:
+        before_S = np.cumsum(batch.sampled_of_step) - batch.sampled_of_step  # sampled tokens of earlier steps
+        result_S[at] = values_T[np.flatnonzero(batch.response_mask)[before_S[at]]]
+    return result_S
 
 
 def paid_by_token(rewards: Rewards) -> Bools:

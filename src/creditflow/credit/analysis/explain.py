@@ -127,8 +127,11 @@ def explain(assignment: Assignment, step: int | str, token: int | None = None) -
 
     Raises BatchError for an unknown step or token, or a token that was not sampled (it has no advantage).
     """
-    s, made = _index(assignment, step), assignment.advantage
-    step_id, start = assignment.batch.step_ids[s], int(assignment.batch.token_offsets[s])
+    ids, made = assignment.batch.step_ids, assignment.advantage
+    if step not in (ids if isinstance(step, str) else range(len(ids))):
+        raise BatchError(f"explain: expected the id of a step, or a number from 0 to {len(ids) - 1}, got {step!r}")
+    s = ids.index(step) if isinstance(step, str) else int(step)
+    step_id, start = ids[s], int(assignment.batch.token_offsets[s])
     sampled = _sampled(assignment, s)
     if token is not None and token not in sampled:
         raise BatchError(f"step {step_id}: expected one of its sampled tokens, got token {token}")
@@ -145,17 +148,6 @@ def explain(assignment: Assignment, step: int | str, token: int | None = None) -
         )
     rounding = Fraction(trained) - sum(Fraction(part.value) for part in terms)
     return Explanation(step_id, position, tuple(story.operations), terms, float(rounding))
-
-
-def _index(assignment: Assignment, step: int | str) -> int:
-    batch = assignment.batch
-    if isinstance(step, str):
-        if step not in batch.step_ids:
-            raise BatchError(f"explain: expected the id of a step of the batch, got {step!r}")
-        return batch.step_ids.index(step)
-    if not 0 <= step < batch.n_steps:
-        raise BatchError(f"explain: expected a step from 0 to {batch.n_steps - 1}, got {step}")
-    return int(step)
 
 
 def _sampled(assignment: Assignment, s: int) -> list[int]:

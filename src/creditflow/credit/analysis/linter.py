@@ -5,18 +5,16 @@ Findings are messages for the user. They are computed from an assignment and do 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from creditflow.credit.analysis.metrics import reach, unreached_agents
 from creditflow.credit.assignment import Assignment, assign
-from creditflow.credit.groups import LEVELS
 from creditflow.credit.records import OUTCOME, CreditOptions
 from creditflow.credit.rules.base import OutcomeRule
-from creditflow.data import TRAJECTORY_STATUSES, Bools, TrajectoryBatch
-from creditflow.errors import did_you_mean
+from creditflow.data import TRAJECTORY_STATUSES, TrajectoryBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +44,10 @@ def check_groups(batch: TrajectoryBatch, options: CreditOptions | None = None) -
 
 def lint(assignment: Assignment) -> list[LintFinding]:
     """Find problems of an existing assignment."""
-    return [LintFinding(code, message) for check in _CHECKS for code, message in check(assignment)]
+    checks = (_unreached, _never_scored, _groups, _mixed_prompts, _masked, _missing_outcomes, _outcomes_of_others)
+    idle = idle_gate(assignment)
+    findings = [] if idle is None or idle.code == "gates_open" else [idle]  # open gates need no warning
+    return findings + [LintFinding(code, message) for check in checks for code, message in check(assignment)]
 
 
 Problems = Iterator[tuple[str, str]]
@@ -70,17 +71,13 @@ def _unreached(a: Assignment) -> Problems:
 
 def _never_scored(a: Assignment) -> Problems:
     rule, matched_S = a.options.propagation, a.rewards.scored_S | a.rewards.failed_S
-    if not a.options.decomposed or not rule.pays_scores or not matched_S.any():
-        return
-    gates = "its gates are always open, and " if rule.gated else ""
-    own = (
-        "its own reward follows from the outcome and others' scores"
-        if rule.name == "posterior"
-        else "it has no reward of its own"
-    )
-    for i, agent in enumerate(a.batch.agent_names):
-        if not (matched_S & (a.batch.agent_of_step == i)).any():
-            yield "never_scored", f"{agent} is never scored: {gates}{own}"
+    if a.options.decomposed and rule.pays_scores and matched_S.any():
+        gates = "its gates are always open, and " if rule.gated else ""
+        paid_S = matched_S if a.credit.paid_S is None else matched_S | (a.credit.paid_S != 0.0)
+        paid = set(a.batch.agent_of_step[paid_S].tolist())
+        for i, agent in enumerate(a.batch.agent_names):
+            if i not in paid:
+                yield "never_scored", f"{agent} is never scored: {gates}it has no reward of its own"
 
 
 def idle_gate(a: Assignment) -> LintFinding | None:
@@ -121,53 +118,38 @@ def _why_idle(a: Assignment) -> str:
 
 
 def _why_open(a: Assignment) -> str:
-    matched_S = a.rewards.scored_S | a.rewards.failed_S
-    if not matched_S.any():
-        return "No step is scored, so every gate is open"
-    open_S, threshold_S = a.credit.gate_open_S, a.credit.threshold_S
-    if open_S is None or threshold_S is None:
-        return "The rule has no gates"
-    closed = int((matched_S & ~open_S).sum())
-    if closed:
+    rewards, open_S, threshold_S = a.rewards, a.credit.gate_open_S, a.credit.threshold_S
+    assert open_S is not None, "the caller has seen to it"
+    assert threshold_S is not None, "the caller has seen to it"
+    if closed := int((~open_S).sum()):
         return f"The {closed} closed gates stop nothing: no credit comes to them"
-    if not a.rewards.scored_S.any():
-        return "No step has an ok score, and gates of failed scores are open"
-    least, theta = a.rewards.sub_reward_S[a.rewards.scored_S].min(initial=np.inf), threshold_S[matched_S].max()
+    if not rewards.scored_S.any():
+        return "No step has a score, so every gate is open"
+    least, theta = rewards.sub_reward_S[rewards.scored_S].min(), threshold_S[rewards.scored_S].max()
     return f"Every gate is open: the lowest sub-reward is {least:g}, the highest threshold {theta:g}"
 
 
-def _nothing_flows(a: Assignment) -> Problems:
-    finding = idle_gate(a)
-    if finding is not None and finding.code == "nothing_flows":  # open gates need no warning
-        yield finding.code, finding.message
-
-
-def _singletons(a: Assignment) -> Problems:
-    if not a.groups.singletons:
-        return
-    yield (
-        "singletons",
-        f"groups of a single trajectory (group_by {a.options.group_by}): {a.groups.singletons}; their steps are "
-        "compared with a wider group. More rollouts of each task (rollout.n) or a coarser group_by help",
-    )
-    alone = np.flatnonzero(a.groups.trained_S & (a.groups.group_S < 0))
-    if alone.size:
+def _groups(a: Assignment) -> Problems:
+    """Report steps that are compared with a wider group, with none, or with equal credits alone."""
+    trained_S, group_S, tied_S = a.groups.trained_S, a.groups.group_S, a.groups.tied_S
+    if a.groups.singletons:
+        yield (
+            "singletons",
+            f"groups of a single trajectory (group_by {a.options.group_by}): {a.groups.singletons}; their steps are "
+            "compared with a wider group. More rollouts of each task (rollout.n) or a coarser group_by help",
+        )
+    if (alone := np.flatnonzero(trained_S & (group_S < 0))).size:
         step = a.batch.step_ids[alone[0]]
         yield (
             "no_baseline",
             f"steps without another trajectory to compare with, which train on 0: {alone.size}; one is {step}",
         )
-
-
-def _no_variance(a: Assignment) -> Problems:
-    grouped_S = a.groups.trained_S & (a.groups.group_S >= 0)
-    groups, tied = (len(np.unique(a.groups.group_S[at_S])) for at_S in (grouped_S, grouped_S & a.groups.tied_S))
-    if tied:
-        first = int(np.flatnonzero(grouped_S & a.groups.tied_S)[0])
+    if (tied := np.flatnonzero(trained_S & (group_S >= 0) & tied_S)).size:
+        n_tied, n_groups = len(np.unique(group_S[tied])), len(np.unique(group_S[trained_S & (group_S >= 0)]))
         yield (
             "no_variance",
-            f"{tied} of {groups} groups have no variance: all their credits are the same, so they teach nothing; "
-            f"one is {a.group_name(first)}, where all have {a.credit.total_S[first]:g}",
+            f"{n_tied} of {n_groups} groups have no variance: all their credits are the same, so they teach nothing; "
+            f"one is {a.group_name(tied[0])}, where all have {a.credit.total_S[tied[0]]:g}",
         )
 
 
@@ -177,15 +159,13 @@ def _mixed_prompts(a: Assignment) -> Problems:
     Later prompts are not compared; they differ between trajectories.
     """
     batch = a.batch
-    first_S = batch.index_of_step == 0
     task_S = batch.group_of_trajectory[batch.trajectory_of_step]
     prompts: dict[tuple[int, int], str] = {}
     mixed: dict[int, tuple[str, str]] = {}
-    for s in np.flatnonzero(first_S).tolist():
-        key = (int(task_S[s]), int(batch.agent_of_step[s]))
-        before = prompts.setdefault(key, batch.prompts[s])
+    for s in np.flatnonzero(batch.index_of_step == 0).tolist():
+        before = prompts.setdefault((task_S[s], batch.agent_of_step[s]), batch.prompts[s])
         if before != batch.prompts[s]:
-            mixed.setdefault(key[0], (before, batch.prompts[s]))
+            mixed.setdefault(task_S[s], (before, batch.prompts[s]))
     if mixed:
         task, (first, other) = next(iter(mixed.items()))
         yield (
@@ -195,57 +175,18 @@ def _mixed_prompts(a: Assignment) -> Problems:
         )
 
 
-def _small_tasks(a: Assignment) -> Problems:
-    names = a.batch.group_names
-    trajectories = np.bincount(a.batch.group_of_trajectory[~a.rewards.masked_N], minlength=len(names))
-    alone = np.flatnonzero(trajectories == 1)
-    if alone.size and "task" in LEVELS[a.options.group_by]:
-        yield (
-            "single_trajectories",
-            f"{alone.size} of {len(names)} tasks have a single trajectory (left out: masked trajectories); one "
-            f"is {names[alone[0]]}",
-        )
-
-
-def _unscored(a: Assignment) -> Problems:
-    batch, masked, failed = a.batch, np.flatnonzero(a.rewards.masked_N), np.flatnonzero(a.rewards.failed_S)
-    if masked.size:
+def _masked(a: Assignment) -> Problems:
+    batch, masked_N, trajectory_S = a.batch, a.rewards.masked_N, a.batch.trajectory_of_step
+    if (masked := np.flatnonzero(masked_N)).size:
         first = batch.trajectory_ids[masked[0]]
         yield (
             "masked_trajectories",
-            f"{masked.size} of {len(a.rewards.masked_N)} trajectories are left out of training; one is {first}",
+            f"{masked.size} of {len(masked_N)} trajectories are left out of training; one is {first}",
         )
-    steps_A = np.bincount(batch.agent_of_step[a.rewards.masked_S & ~a.rewards.masked_N[batch.trajectory_of_step]])
+    steps_A = np.bincount(batch.agent_of_step[a.rewards.masked_S & ~masked_N[trajectory_S]])
     for agent in np.flatnonzero(steps_A):
         name = batch.agent_names[agent]
         yield "masked_agents", f"{steps_A[agent]} steps of {name} do not train: its own outcome could not be scored"
-    if failed.size and a.options.decomposed:
-        first = batch.step_ids[failed[0]]
-        yield "failed_scores", f"{failed.size} steps could not be scored and do not train; one is {first}"
-
-
-def _starved(a: Assignment) -> Problems:
-    """Report agents whose scored steps pass nothing, or receive nothing."""
-    open_S, threshold_S = a.credit.gate_open_S, a.credit.threshold_S
-    if open_S is None or threshold_S is None or not a.options.decomposed:
-        return
-    for i, agent in enumerate(a.batch.agent_names):
-        mine_S: Bools = a.batch.agent_of_step == i
-        scored_S, failed = mine_S & a.rewards.scored_S, int((mine_S & a.rewards.failed_S & open_S).sum())
-        if not scored_S.any() or open_S[scored_S].any():
-            continue
-        gates = f"no gate of {agent} is open"
-        if failed:
-            gates = (
-                f"every gate of the {scored_S.sum()} scored steps of {agent} is closed (its {failed} steps whose "
-                "scoring failed are open)"
-            )
-        best, theta = a.rewards.sub_reward_S[scored_S].max(), threshold_S[scored_S].max()
-        yield (
-            "starved",
-            f"{gates}: its best sub-reward is {best:g}, its threshold {theta:g}. Lower "
-            "algorithm.propagation.theta, or use {kind: quantile}",
-        )
 
 
 def _missing_outcomes(a: Assignment) -> Problems:
@@ -284,27 +225,3 @@ def _outcomes_of_others(a: Assignment) -> Problems:
             "with outcome_to: answer it follows every edge. Use outcome_to: all, or let the parents of a step be "
             "steps of the same side",
         )
-
-
-def _unknown_agents(a: Assignment) -> Problems:
-    spec = getattr(a.options.propagation, "theta", None)
-    for agent in spec.get("agents", {}) if isinstance(spec, Mapping) else ():
-        if agent not in a.batch.agent_names:
-            hint = did_you_mean(agent, a.batch.agent_names)
-            yield "unknown_agent", f"algorithm.propagation.theta names {agent}, who makes no step here{hint}"
-
-
-_CHECKS: tuple[Callable[[Assignment], Problems], ...] = (
-    _unreached,
-    _never_scored,
-    _nothing_flows,
-    _singletons,
-    _no_variance,
-    _mixed_prompts,
-    _small_tasks,
-    _unscored,
-    _missing_outcomes,
-    _outcomes_of_others,
-    _starved,
-    _unknown_agents,
-)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from creditflow.credit.analysis.difference import moved
@@ -9,7 +11,7 @@ from creditflow.credit.assignment import Assignment
 from creditflow.credit.groups import LEVEL_NAMES, LEVELS, POLICY, cells_of, group_codes, spread_of
 from creditflow.credit.records import OUTCOME, SIGNAL
 from creditflow.credit.thresholds.base import BatchStats
-from creditflow.data import OK, RIGHT, Bools, Floats, Ints
+from creditflow.data import OK, RIGHT, Bools, Floats
 
 
 def credit_metrics(assignment: Assignment) -> dict[str, float]:
@@ -52,14 +54,10 @@ def credit_metrics(assignment: Assignment) -> dict[str, float]:
     ok_SK = batch.score_status == OK
     right_S = (~ok_SK | (np.where(ok_SK, batch.scores, 1.0) >= RIGHT)).all(axis=1)
     wrong_way_S = np.where(right_S, advantage_S < 0, advantage_S > 0)
-    for name, values_S, over_S in (
-        ("credit/mean", credit.total_S, trained_S),
-        ("credit/mis_credited", wrong_way_S, trained_S & ok_SK.any(axis=1)),
-        ("groups/alone", _alone(assignment), trained_S),
-        ("groups/tied", groups.tied_S, trained_S),
-        *([("groups/frozen", credit.frozen_S, counted_S)] if credit.frozen_S is not None else []),
-    ):
-        result |= _shares(name, assignment, *_by_agent(assignment, values_S, over_S))
+    means = partial(_means, assignment)
+    result |= means("credit/mean", credit.total_S, trained_S)
+    result |= means("credit/mis_credited", wrong_way_S, trained_S & ok_SK.any(axis=1))
+    result |= means("groups/alone", _alone(assignment), trained_S) | means("groups/tied", groups.tied_S, trained_S)
 
     credit_A, _ = _by_agent(assignment, np.abs(credit.total_S), trained_S)
     if credit_A.sum() > 0:
@@ -73,27 +71,22 @@ def credit_metrics(assignment: Assignment) -> dict[str, float]:
     result["groups/masked_steps"] = float((~trained_S).sum())
     if credit.frozen_S is not None:
         result["groups/frozen_steps"] = float((counted_S & credit.frozen_S).sum())
+        result |= means("groups/frozen", credit.frozen_S, counted_S)
     return result | _gates(assignment) | _fitted_parts(assignment) | _explained(assignment) | compare_shadow(assignment)
 
 
 def _gates(assignment: Assignment) -> dict[str, float]:
     """Metrics of a rule with gates."""
-    rewards, credit, batch = assignment.rewards, assignment.credit, assignment.batch
+    rewards, credit, batch, means = assignment.rewards, assignment.credit, assignment.batch, partial(_means, assignment)
     if credit.gate_open_S is None or credit.threshold_S is None or credit.withheld_S is None:
         return {}
-    result: dict[str, float] = {}
     counted_S = ~rewards.masked_S
     matched_S = counted_S & (rewards.scored_S | rewards.failed_S)
-    if matched_S.any():
-        result["propagation/pass_rate"] = float(credit.gate_open_S[matched_S].mean())
-    forced_S = credit.forced_open_S
-    columns: list[tuple[str, Floats | Bools]] = [
-        ("propagation/pass_rate", credit.gate_open_S),
-        ("propagation/threshold", credit.threshold_S),
-        *([("propagation/forced_open", forced_S)] if forced_S is not None and forced_S.any() else []),
-    ]
-    for name, values_S in columns:
-        result |= _shares(name, assignment, *_by_agent(assignment, values_S, matched_S))
+    result = {"propagation/pass_rate": float(credit.gate_open_S[matched_S].mean())} if matched_S.any() else {}
+    result |= means("propagation/pass_rate", credit.gate_open_S, matched_S)
+    result |= means("propagation/threshold", credit.threshold_S, matched_S)
+    if credit.forced_open_S is not None and credit.forced_open_S.any():
+        result |= means("propagation/forced_open", credit.forced_open_S, matched_S)
     withheld_A, _ = _by_agent(assignment, np.abs(credit.withheld_S), counted_S)
     arriving_S = np.where(batch.parents_of_step > 0, np.abs(credit.own_S + credit.received_S), 0.0)
     arriving_A, _ = _by_agent(assignment, arriving_S, counted_S)
@@ -105,10 +98,11 @@ def _fitted_parts(assignment: Assignment) -> dict[str, float]:
     result: dict[str, float] = {}
     fit, trained_S = assignment.fit, assignment.groups.trained_S
     if fit is not None and fit.score_weight_S is not None:
-        over_S = trained_S & assignment.rewards.scored_S
-        result |= _shares("credit/score_weight", assignment, *_by_agent(assignment, fit.score_weight_S, over_S))
-    if fit is not None and fit.harmless_S is not None and (over_S := trained_S & ~np.isnan(fit.harmless_S)).any():
-        result |= _shares("credit/harm", assignment, *_by_agent(assignment, 1.0 - fit.harmless_S, over_S))
+        scored_S = trained_S & assignment.rewards.scored_S
+        result |= _means(assignment, "credit/score_weight", fit.score_weight_S, scored_S)
+    if fit is not None and fit.harmless_S is not None:
+        over_S = trained_S & ~np.isnan(fit.harmless_S)
+        result |= _means(assignment, "credit/harm", 1.0 - fit.harmless_S, over_S)
     return result
 
 
@@ -212,12 +206,17 @@ def batch_stats(assignment: Assignment, accuracy: float | None = None) -> BatchS
     return BatchStats(sub_rewards, spread, accuracy)
 
 
+def _means(assignment: Assignment, name: str, values_S: Floats | Bools, over_S: Bools) -> dict[str, float]:
+    """The mean over each agent's steps in `over_S`."""
+    return _shares(name, assignment, *_by_agent(assignment, values_S, over_S))
+
+
 def _shares(name: str, assignment: Assignment, sums_A: Floats, over_A: Floats) -> dict[str, float]:
     names = assignment.batch.agent_names
     return {f"{name}/{names[a]}": float(sums_A[a] / over_A[a]) for a in np.flatnonzero(over_A)}
 
 
-def _by_agent(assignment: Assignment, values_S: Floats | Bools | Ints, over_S: Bools) -> tuple[Floats, Floats]:
+def _by_agent(assignment: Assignment, values_S: Floats | Bools, over_S: Bools) -> tuple[Floats, Floats]:
     """[A] the sum of `values_S` over each agent's steps in `over_S`, and the number of those steps."""
     agent_S, agents = assignment.batch.agent_of_step[over_S], len(assignment.batch.agent_names)
     sums_A = np.bincount(agent_S, values_S[over_S].astype(np.float64), agents).astype(np.float64)

@@ -6,7 +6,7 @@ import numpy as np
 
 from creditflow.credit.estimators.base import refuse_values
 from creditflow.credit.records import CriticTerms, Estimate, EstimatorInput, advantage_estimator
-from creditflow.credit.rules.base import kept_rewards, outcome_gates
+from creditflow.credit.rules.base import outcome_gates
 
 _AHEAD = "gamma_token * lam_token * next_raw"
 _FORMULAS = {
@@ -41,22 +41,13 @@ def gae(inputs: EstimatorInput) -> Estimate:
     zero_S, gate_S = np.zeros_like(inputs.credit_S), outcome_gates(credit, options)
     token_reward_T = np.empty(0) if inputs.token_reward_T is None else inputs.token_reward_T
     down_S, first_S, moments_S = np.zeros(batch.n_steps), np.zeros(batch.n_steps), np.empty((batch.n_steps, 5))
-    kernels.gae(
-        batch.edge_child,
-        batch.edge_parent,
-        batch.token_offsets,
-        batch.response_mask,
-        values_T,
-        inputs.reward_S,
-        token_reward_T,
-        zero_S if gate_S is None else gate_S,
-        kept_rewards(credit, options),
-        batch.share_of_step,
-        (options.gamma, options.lam, options.gamma_token, options.lam_token),
-        down_S,
-        first_S,
-        moments_S,
-    )
+    # Without gates of the rule, only the outcome passes to parents.
+    kept_S = credit.paid_S if credit.gate_S is None and credit.paid_S is not None else zero_S
+    tokens, rewards = (batch.token_offsets, batch.response_mask, values_T), (inputs.reward_S, token_reward_T)
+    flow = zero_S if gate_S is None else gate_S, kept_S, batch.share_of_step
+    discounts = options.gamma, options.lam, options.gamma_token, options.lam_token
+    results = down_S, first_S, moments_S
+    kernels.gae(batch.edge_child, batch.edge_parent, *tokens, *rewards, *flow, discounts, *results)
     if not np.isfinite(moments_S[moments_S[:, 0] > 0, 1]).all():
         refuse_values(batch, values_T)
     terms = CriticTerms(values_T, token_reward_T, inputs.reward_S, down_S, first_S)

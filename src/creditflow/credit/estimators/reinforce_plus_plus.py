@@ -13,10 +13,10 @@ def reinforce_plus_plus(inputs: EstimatorInput) -> Estimate:
     zero_S, gamma = np.zeros_like(inputs.credit_S), inputs.options.gamma_token
     if gamma == 1.0 or not inputs.batch.response_mask.size:
         return Estimate(zero_S)
-    from creditflow.credit import kernels
-
-    batch = inputs.batch
-    after_T = kernels.tokens_to_go(batch.token_offsets, batch.response_mask)
-    power = kernels.powers(gamma, int(after_T.max(initial=0)) + 1)
-    unscaled_T = np.repeat(inputs.credit_S, np.diff(batch.token_offsets)) * power[after_T]
+    batch, length_S = inputs.batch, np.diff(inputs.batch.token_offsets)
+    after_T = np.repeat(np.cumsum(batch.sampled_of_step), length_S)
+    after_T -= np.cumsum(batch.response_mask)
+    power = np.cumprod([1.0] + [gamma] * int(after_T.max()), dtype=np.float64)  # by repeated multiplication
+    unscaled_T = power[after_T]
+    unscaled_T *= np.repeat(inputs.credit_S, length_S)
     return Estimate(zero_S, unscaled_T=unscaled_T)

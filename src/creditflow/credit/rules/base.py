@@ -133,9 +133,9 @@ def lost_upstream(batch: TrajectoryBatch, masked_S: Bools, gate_S: Floats) -> Bo
     lost_S = batch.is_answer_step & masked_S & kept_N[batch.trajectory_of_step]
     if not lost_S.any():
         return None
-    from creditflow.credit import kernels
-
-    return kernels.reach_up(batch.edge_child, batch.edge_parent, lost_S.astype(np.uint8), gate_S) > 0
+    reached_S = lost_S.astype(np.uint8)
+    flow_up(batch, np.zeros(batch.n_steps), gate_S, 1.0, reached_S)
+    return reached_S > 0
 
 
 def outcome_gates(credit: Credit, options: CreditOptions) -> Floats | None:
@@ -146,13 +146,6 @@ def outcome_gates(credit: Credit, options: CreditOptions) -> Floats | None:
     if credit.gate_S is None and options.estimator.critic and isinstance(options.propagation, OutcomeRule):
         return np.ones_like(credit.own_S)
     return credit.gate_S
-
-
-def kept_rewards(credit: Credit, options: CreditOptions) -> Floats:
-    """[S] the pay for the step's own score where only the outcome passes to its parents, else 0."""
-    if credit.paid_S is None or credit.gate_S is not None or outcome_gates(credit, options) is None:
-        return np.zeros_like(credit.own_S)
-    return credit.paid_S
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeGuard, TypeVar
 import numpy as np
 
 from creditflow.data import Bools, Floats, Ints
-from creditflow.errors import BatchError, ConfigError, NotFiniteError, ScoreRangeError
+from creditflow.errors import ConfigError
 from creditflow.registry import Registry, expect_keywords
 
 KEY = "algorithm.propagation.theta"
@@ -42,16 +42,6 @@ class BatchStats:
     """Pooled within-group standard deviation of r, at least 0; no entry if no group has two trajectories."""
     accuracy: float | None = None
     """Share of right answers in [0, 1], after an epoch's validation; else None."""
-
-    def __post_init__(self) -> None:
-        """Raises NotFiniteError, ScoreRangeError or BatchError, with the agent, the expected and the actual value."""
-        for agent, r in self.sub_rewards.items():
-            check_sub_rewards(agent, np.asarray(r, dtype=np.float64))
-        for agent, sd in self.spread.items():
-            if not (is_number(sd) and sd >= 0):
-                raise BatchError(f"spread of agent {agent!r}: expected a finite number of at least 0, got {sd!r}")
-        if self.accuracy is not None and not (is_number(self.accuracy) and 0 <= self.accuracy <= 1):
-            raise BatchError(f"accuracy: expected a number from 0 to 1, got {self.accuracy!r}")
 
 
 class Threshold(Protocol):
@@ -158,16 +148,6 @@ def mean(values: Iterable[float], otherwise: float) -> float:
 def is_number(value: object) -> TypeGuard[float]:
     """Whether the value is a finite number, not a boolean."""
     return isinstance(value, Real) and not isinstance(value, bool | np.bool_) and math.isfinite(value)
-
-
-def check_sub_rewards(agent: str, r: Floats) -> None:
-    """Raise NotFiniteError or ScoreRangeError for sub-rewards outside [0, 1]."""
-    bad = r[~np.isfinite(r)]
-    if bad.size:
-        raise NotFiniteError(f"sub-rewards of agent {agent!r}: expected finite numbers, got {bad[0]}")
-    bad = r[(r < -ROUNDING) | (r > 1 + ROUNDING)]
-    if bad.size:
-        raise ScoreRangeError(f"sub-rewards of agent {agent!r}: expected numbers from 0 to 1, got {bad[0]}")
 
 
 @dataclass(frozen=True, slots=True)
