@@ -44,14 +44,6 @@ class RolledBack(CreditflowError):
     """The run's folder was rolled back to a checkpoint; the caller restarts the run from there."""
 
 
-FAILED_SCORES = "failed_scores"
-"""`GuardEvent.rule` of the first failure of a reward function; not a guard rule (`monitor.notices`)."""
-FAILED_ROLLOUTS = "failed_rollouts"
-"""The same for rollouts that start to fail or to exceed their time limit."""
-TIED_GROUPS = "tied_groups"
-"""The same for the first training step without any advantage, in which only other terms of the loss are trained."""
-
-
 @dataclass(frozen=True, slots=True)
 class GuardEvent:
     """A rule fired or recovered: one line of `events.jsonl`."""
@@ -79,7 +71,7 @@ class GuardEvent:
     @property
     def text(self) -> str:
         """One line for display."""
-        if self.rule in (FAILED_SCORES, FAILED_ROLLOUTS, TIED_GROUPS):
+        if self.what == "started":
             return f"warning: {self.note}"
         shown = ", ".join(f"{name.replace('_', ' ')} {_short(value)}" for name, value in self.numbers.items())
         effect = self.note or _EFFECTS.get((self.what, self.action), "well again")

@@ -8,16 +8,46 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from creditflow.data import TRAJECTORY_STATUSES, TrajectoryBatch
-from creditflow.monitoring.guard import FAILED_ROLLOUTS, FAILED_SCORES, TIED_GROUPS, WARN, GuardEvent
+from creditflow.monitoring.guard import WARN, GuardEvent
 
 if TYPE_CHECKING:
     from creditflow.credit import Assignment
     from creditflow.rewards.manager import FunctionReport, ScoringReport
+
+
+FAILED_SCORES = "failed_scores"
+"""`GuardEvent.rule` of the first failure of a reward function, which is no guard rule."""
+FAILED_ROLLOUTS = "failed_rollouts"
+"""The same for rollouts that start to fail or to exceed their time limit."""
+TIED_GROUPS = "tied_groups"
+"""The same for the first training step without any advantage, in which only other terms of the loss are trained."""
+
+
+class Failure(NamedTuple):
+    """Failures of one kind in a batch."""
+
+    metric: str
+    """The metric that counts them."""
+    numbers: dict[str, float]
+    text: str
+    """Their number, the effect and the first reason."""
+
+
+def _first_events(
+    rule: str, step: int, failures: Iterable[Failure], past: Iterable[Mapping[str, Any]], when: str = "at"
+) -> list[GuardEvent]:
+    """One event for each failure whose metric has no earlier event of this rule."""
+    reported = {row.get("metric") for row in past if row.get("rule") == rule}
+    return [
+        GuardEvent(step, rule, metric, "started", WARN, numbers, f"{when} training step {step}, {text}")
+        for metric, numbers, text in failures
+        if metric not in reported
+    ]
 
 
 def failure_events(report: ScoringReport, step: int, past: Iterable[Mapping[str, Any]]) -> list[GuardEvent]:
@@ -25,31 +55,16 @@ def failure_events(report: ScoringReport, step: int, past: Iterable[Mapping[str,
 
     `past`: the lines of the run's `events.jsonl`.
     """
-    failing = (
-        (
+    failures = [
+        Failure(
             f"reward/{function.name}/failed_frac",
             {"failed": float(function.failed), "scores": float(function.matched)},
-            f"at training step {step}, {failure_text(function)}",
+            failure_text(function),
         )
         for function in report.functions
         if function.failed
-    )
-    return _first_events(FAILED_SCORES, step, failing, past)
-
-
-def _first_events(
-    rule: str,
-    step: int,
-    failures: Iterable[tuple[str, dict[str, float], str]],
-    past: Iterable[Mapping[str, Any]],
-) -> list[GuardEvent]:
-    """One event for each failure (metric, numbers, note) whose metric has no earlier event of this rule."""
-    reported = {row.get("metric") for row in past if row.get("rule") == rule}
-    return [
-        GuardEvent(step, rule, metric, "started", WARN, numbers, note)
-        for metric, numbers, note in failures
-        if metric not in reported
     ]
+    return _first_events(FAILED_SCORES, step, failures, past)
 
 
 def rollout_events(
@@ -60,51 +75,29 @@ def rollout_events(
     The latter exceeded their time limit under `timeout_outcome: zero`. Validations have separate
     events. `past`: the lines of the run's `events.jsonl`.
     """
-    prefix, when = ("val/", "in the validation at") if validation else ("", "at")
-    failures = (
-        (
-            prefix + failure.metric,
-            {"failed": float(failure.failed), "rollouts": float(failure.count)},
-            f"{when} training step {step}, {failure.text()}",
-        )
-        for failure in failed_rollouts(batch)
-    )
-    return _first_events(FAILED_ROLLOUTS, step, failures, past)
+    failures, when = failed_rollouts(batch), "at"
+    if validation:
+        failures, when = [of._replace(metric=f"val/{of.metric}") for of in failures], "in the validation at"
+    return _first_events(FAILED_ROLLOUTS, step, failures, past, when)
 
 
-@dataclass(frozen=True, slots=True)
-class FailedRollouts:
-    """Rollouts that failed in the same way."""
-
-    metric: str
-    failed: int
-    count: int
-    effect: str
-    first: str
-    """The first reason."""
-
-    def text(self) -> str:
-        """Their number, the effect and the first reason."""
-        return f"{self.failed} of {self.count} rollouts {self.effect}; the first: {self.first}"
-
-
-def failed_rollouts(batch: TrajectoryBatch) -> list[FailedRollouts]:
+def failed_rollouts(batch: TrajectoryBatch) -> list[Failure]:
     """Return failed and late rollouts; only those that exist."""
     infos = batch.trajectory_info
     failed_N = batch.status_of_trajectory == TRAJECTORY_STATUSES.index("failed")
     late_N = np.array(["timed_out" in info for info in infos], dtype=np.bool_) & ~failed_N
     late = "exceeded their time limit and count as outcome 0"
-    kinds = (
+    failures = []
+    for metric, failing_N, effect, key in (
         ("rollout/failed_frac", failed_N, "failed and are masked", "error"),
         ("rollout/timeout_frac", late_N, late, "agent_error"),
-    )
-    return [
-        FailedRollouts(
-            metric, int(failing_N.sum()), len(failing_N), effect, str(infos[int(np.argmax(failing_N))].get(key, ""))
-        )
-        for metric, failing_N, effect, key in kinds
-        if failing_N.any()
-    ]
+    ):
+        if failed := int(failing_N.sum()):
+            first = infos[int(np.argmax(failing_N))].get(key, "")
+            numbers = {"failed": float(failed), "rollouts": float(len(failing_N))}
+            text = f"{failed} of {len(failing_N)} rollouts {effect}; the first: {first}"
+            failures.append(Failure(metric, numbers, text))
+    return failures
 
 
 def tied_events(
@@ -118,12 +111,12 @@ def tied_events(
     trained = int(assignment.groups.trained_S.sum())
     if not terms or not trained or assignment.token_advantages().any():
         return []
-    note = (
-        f"at training step {step}, only the {' and the '.join(terms)} term{'s are' if len(terms) > 1 else ' is'} "
+    text = (
+        f"only the {' and the '.join(terms)} term{'s are' if len(terms) > 1 else ' is'} "
         "trained: every group is tied, so all advantages are 0; easier or harder tasks, or a larger "
         "actor_rollout_ref.rollout.n, make groups differ"
     )
-    return _first_events(TIED_GROUPS, step, [("actor/tied_updates", {"steps": float(trained)}, note)], past)
+    return _first_events(TIED_GROUPS, step, [Failure("actor/tied_updates", {"steps": float(trained)}, text)], past)
 
 
 @dataclass(frozen=True, slots=True)

@@ -282,7 +282,7 @@ async def evaluation_batch(
     batch = TrajectoryBatch.from_trajectories(trajectories)
     if run is None:
         for notice in failed_rollouts(batch):
-            reporter.say(f"warning: {notice.text()}")
+            reporter.say(f"warning: {notice.text}")
     else:
         run.folder.append_failures(run.done, ((trajectory.id, trajectory.info) for trajectory in trajectories))
         run.warn(rollout_events(batch, run.done, run.folder.events(), validation=True))
