@@ -75,62 +75,76 @@ def answered(answers: Answers, trajectory: Trajectory | None = None, **args) -> 
 
 
 CLEAR = [
-    (1.0, ["Fine.\nScore: 10"]),
-    (0.0, ["Score: 1"]),
-    (0.5, ["Both steps hold.\n\n**Score: 5.5**\n\n"]),
-    (6 / 9, ["score:  7", "Score: 7\nI am sure.\nScore: 7.0", "## `Score:` __7__"]),
-    (6 / 9, ["**Score**: 7", "Score: 7.", "Score\uff1a7", "**Score:** 7.", "**Score: 7.**"]),
-    (6 / 9, ["- Score : 7\nThe final score: hard to say.\nScore: 7"]),
-    (3 / 9, ["**Score:** 4", "One might say 'Score: 2', but no.\nScore: 4"]),
-    (3 / 9, ["<think>Score: 2? Score: 3?\nScore: 2</think>Right.\nScore: 4"]),
-    (3 / 9, ["\n<think>Score: 2</think>\n\nThe text says </think>.\nScore: 4"]),
-    (3 / 9, ["Two or three?\n</think>\n\nRight.\nScore: 4"]),
+    ("line", 1.0, ["Fine.\nScore: 10"]),
+    ("line", 0.0, ["Score: 1"]),
+    ("line", 0.5, ["Both steps hold.\n\n**Score: 5.5**\n\n"]),
+    ("line", 6 / 9, ["score:  7", "Score: 7\nI am sure.\nScore: 7.0", "## `Score:` __7__"]),
+    ("line", 6 / 9, ["**Score**: 7", "Score: 7.", "Score\uff1a7", "**Score:** 7.", "**Score: 7.**"]),
+    ("line", 6 / 9, ["- Score : 7\nThe final score: hard to say.\nScore: 7"]),
+    ("line", 3 / 9, ["**Score:** 4", "One might say 'Score: 2', but no.\nScore: 4"]),
+    ("line", 3 / 9, ["<think>Score: 2? Score: 3?\nScore: 2</think>Right.\nScore: 4"]),
+    ("line", 3 / 9, ["\n<think>Score: 2</think>\n\nThe text says </think>.\nScore: 4"]),
+    ("line", 3 / 9, ["Two or three?\n</think>\n\nRight.\nScore: 4"]),
+    ("json", 6 / 9, ['{"score": 7, "reason": "Right."}']),
+    ("json", 6 / 9, ['```json\n{"reason": "```f()``` is `f`.", "score": 7}\n```', '```\n{"score": 7}\n```\n']),
+    ("json", 0.5, [' {"reason": "", "score": 5.5}\n']),
+    ("json", 0.0, ['{"score": 1}', 'Hm.</think>{"score": 1}', '{"score": 1, "reason": "it says </think>"}']),
 ]
 UNCLEAR = [
-    ("got nothing", [""]),
-    ("last line", ["A good answer.", "Score: 7\nBut see above.", "It ends with\x0bScore: 7"]),
-    ("last line", ["> Score: 10", "The text says:\n> Score: 10", "- Score: 7", "Score : 7"]),
-    ("last line", ["\u200bScore: 7", "\u017fcore: 7"]),
-    ("expected a number", ["Score: 7/10", "Score: seven", "Score: 1e1", "Score: \uff17", "Score: nan"]),
-    ("expected a number", ["Score: 3 would be too low\nScore: 8", "Score: 3 Score: 8"]),
-    ("expected a number", ["Score: >7", "Score: #1", "Score: *>_7", "Score: 7 #"]),
-    ("off the scale", ["Score: 11", "Score: 0.99", "Score: -1"]),
-    ("still thinks", ["<think>Hm.\nScore: 8"]),
-    ("contradicting", ["Score: 3\nNo, wait.\nScore: 8", "**Score**: 3.\nScore: 7"]),
-    ("contradicting", ["Score: 2\nbut the text says </think>\nScore: 10"]),
-    ("contradicting", ["<think>Hm.</think>Score: 2\nbut the text says </think>\nScore: 10"]),
-    ("contradicting", ["- **Score**\uff1a 2\nbut the text says </think>\nScore: 10"]),
-    ("characters", ["x" * 100_001 + "\nScore: 8"]),
+    ("line", "got nothing", [""]),
+    ("line", "last line", ["A good answer.", "Score: 7\nBut see above.", "It ends with\x0bScore: 7"]),
+    ("line", "last line", ["> Score: 10", "The text says:\n> Score: 10", "- Score: 7", "Score : 7"]),
+    ("line", "last line", ["\u200bScore: 7", "\u017fcore: 7"]),
+    ("line", "expected a number", ["Score: 7/10", "Score: seven", "Score: 1e1", "Score: \uff17", "Score: nan"]),
+    ("line", "expected a number", ["Score: 3 would be too low\nScore: 8", "Score: 3 Score: 8"]),
+    ("line", "expected a number", ["Score: >7", "Score: #1", "Score: *>_7", "Score: 7 #"]),
+    ("line", "off the scale", ["Score: 11", "Score: 0.99", "Score: -1"]),
+    ("line", "still thinks", ["<think>Hm.\nScore: 8"]),
+    ("line", "contradicting", ["Score: 3\nNo, wait.\nScore: 8", "**Score**: 3.\nScore: 7"]),
+    ("line", "contradicting", ["Score: 2\nbut the text says </think>\nScore: 10"]),
+    ("line", "contradicting", ["<think>Hm.</think>Score: 2\nbut the text says </think>\nScore: 10"]),
+    ("line", "contradicting", ["- **Score**\uff1a 2\nbut the text says </think>\nScore: 10"]),
+    ("line", "characters", ["x" * 100_001 + "\nScore: 8"]),
+    ("json", "one JSON object", ["Score: 7", '```json\n{"score": 7}\n``` Or 8.', '{"score": 7} {"score": 7}']),
+    ("json", "one JSON object", ['{"score": NaN}', "[" * 50_000]),
+    ("json", "one JSON object", ['{"score": 2} but the text says </think> {"score": 10}']),
+    ("json", "with 'score'", ["[7]", '{"reason": "x"}']),
+    ("json", "a text", ['{"score": "7"}']),
+    ("json", "expected a number", ['{"score": true}', '{"score": null}']),
+    ("json", "off the scale", ['{"score": 1' + "0" * 4000 + "}", '{"score": 1e999}']),
+    ("json", "contradicting", ['{"score": 7, "score": 2}']),
+    ("json", "alone", ['{"score": 7, "final_score": 2}']),
+    ("json", "expected a text", ['{"score": 7, "reason": [1]}']),
 ]
 
 
 def each_reply(table: list) -> list:
-    return [(reply, result) for result, replies in table for reply in replies]
+    return [(style, reply, result) for style, result, replies in table for reply in replies]
 
 
-@pytest.mark.parametrize(("reply", "value"), each_reply(CLEAR))
-def test_clear_verdict_is_read(reply, value):
-    assert verdict.read(reply, TEN).value == pytest.approx(value)
+@pytest.mark.parametrize(("style", "reply", "value"), each_reply(CLEAR))
+def test_clear_verdict_is_read(style, reply, value):
+    assert verdict.read(reply, TEN, style).value == pytest.approx(value)
 
 
-@pytest.mark.parametrize(("reply", "why"), each_reply(UNCLEAR))
-def test_unclear_verdict_is_refused(reply, why):
+@pytest.mark.parametrize(("style", "reply", "why"), each_reply(UNCLEAR))
+def test_unclear_verdict_is_refused(style, reply, why):
     with pytest.raises(VerdictError, match=why):
-        verdict.read(reply, TEN)
+        verdict.read(reply, TEN, style)
 
 
 def test_choice_must_be_one_of_the_words():
     choices = Choices({"good": 1.0, "fair": 0.5, "very bad": 0.0})
-    assert verdict.read("So:\nScore: Very bad", choices).value == 0.0
-    assert verdict.read("Score: fair", choices).value == 0.5
-    assert verdict.read("Winner: tie", WINNER).value == 0.5
+    assert verdict.read("So:\nScore: Very bad", choices, "line").value == 0.0
+    assert verdict.read('{"score": "fair"}', choices, "json").value == 0.5
+    assert verdict.read("Winner: tie", WINNER, "line").value == 0.5
     for reply in ("Score: goodish", "Score: good or fair", "Score: 1"):
         with pytest.raises(VerdictError, match="expected one of: good, fair, very bad"):
-            verdict.read(reply, choices)
+            verdict.read(reply, choices, "line")
 
 
 def test_reason_is_the_first_200_characters_in_one_line():
-    score = verdict.read("Because\n\n of " + "this \ud800 and that, " * 100 + "\nScore: 7", TEN)
+    score = verdict.read("Because\n\n of " + "this \ud800 and that, " * 100 + "\nScore: 7", TEN, "line")
     assert score.reason.startswith("Because of this ? and that, this ? and")
     assert len(score.reason) == 200
 
@@ -139,11 +153,13 @@ def test_reason_is_the_first_200_characters_in_one_line():
     low=st.integers(-1000, 1000),
     width=st.integers(1, 1000),
     share=st.integers(0, 1000),
+    style=st.sampled_from(["line", "json"]),
     before=st.text(max_size=100).filter(lambda text: "score:" not in text.lower() and "<think>" not in text),
 )
-def test_scores_on_any_scale_round_trip(low, width, share, before):
+def test_scores_on_any_scale_round_trip(low, width, share, style, before):
     score = round(low + width * share / 1000, 3)
-    value = verdict.read(f"{before}\nScore: {score:.3f}", JudgeScale(low, low + width)).value
+    reply = {"line": f"{before}\nScore: {score:.3f}", "json": json.dumps({"reason": before, "score": score})}[style]
+    value = verdict.read(reply, JudgeScale(low, low + width), style).value
     assert value == pytest.approx((score - low) / width, abs=1e-9)
     assert 0 <= value <= 1
 
@@ -168,10 +184,10 @@ def test_earlier_verdict_must_agree_in_any_markup(dress, earlier, last, words, n
     before, label, colon = dress
     reply = f"Well.{new_line}{before}{label}{colon} {earlier}{words}\nScore: {last}"
     if earlier == last:
-        assert verdict.read(reply, TEN).value == (last - 1) / 9
+        assert verdict.read(reply, TEN, "line").value == (last - 1) / 9
     else:
         with pytest.raises(VerdictError, match="contradicting"):
-            verdict.read(reply, TEN)
+            verdict.read(reply, TEN, "line")
 
 
 @given(
@@ -183,7 +199,7 @@ def test_earlier_verdict_must_agree_in_any_markup(dress, earlier, last, words, n
 def test_only_emphasis_may_surround_a_verdict(before, label, after):
     line = f"{before}{label}{after}"
     try:
-        value = verdict.read(line, TEN).value
+        value = verdict.read(line, TEN, "line").value
     except VerdictError:
         return
     left, _, right = line.lower().replace("\uff1a", ":", 1).partition("score:")
@@ -193,17 +209,18 @@ def test_only_emphasis_may_surround_a_verdict(before, label, after):
     assert value == pytest.approx((float(said) - 1) / 9)
 
 
+@pytest.mark.parametrize("style", ["line", "json"])
 @pytest.mark.parametrize(
     "part",
     ["*", "\n", "<b>", "Score", "Score:", "Score: 7\n", "Score ", "a) ", "1.", ": ", "\u200b", "\ufdfa", "\u0301\u0316",
-     "</think>", "<think>", "- \u0301\n", "<", "\u2236", "\u2028", "*_\uff1a"],
+     "</think>", "<think>", "- \u0301\n", "<", "\u2236", '{"score":', "\u2028", "*_\uff1a"],
 )  # fmt: skip
-def test_longest_reply_is_read_in_linear_time(part):
+def test_longest_reply_is_read_in_linear_time(style, part):
     reply = part * ((verdict.MAX_CHARACTERS - 20) // len(part))
     start = time.perf_counter()
     for text in (f"{reply}\nScore: 7", f"Score{reply}\nScore: 7", f"{reply}Score"):
         with suppress(VerdictError):
-            verdict.read(text, TEN)
+            verdict.read(text, TEN, style)
     assert time.perf_counter() - start < 60  # quadratic time would be minutes
 
 
@@ -290,9 +307,9 @@ def test_question_holds_the_rubric_and_all_texts():
 
 def test_request_fields_can_be_added_and_removed():
     fields = {"max_tokens": None, "max_completion_tokens": 99, "seed": None, "reasoning_effort": "low"}
-    score, server = answered(Answer("Score: 10"), request=fields)
+    score, server = answered(Answer('{"score": 10}'), request=fields, format="json")
     assert score.value == 1.0
-    added = {"max_completion_tokens": 99, "reasoning_effort": "low"}
+    added = {"max_completion_tokens": 99, "reasoning_effort": "low", "response_format": {"type": "json_object"}}
     body = server.requests[0].body
     assert body == {"model": "judge-1", "temperature": 0.0, "messages": body["messages"], **added}
 
@@ -615,7 +632,7 @@ def test_missing_package_is_named_at_load_and_at_call(monkeypatch):
             ({name: value}, f"{name}: expected")
             for name, value in [
                 ("model", None), ("rubric", None), ("temperature", 10**400), ("scale", [10, 1]), ("scale", [1, 2, 3]),
-                ("scale", "1-10"), ("scale", [1, float("nan")]), ("pairwise", "ground_truth"),
+                ("scale", "1-10"), ("scale", [1, float("nan")]), ("pairwise", "ground_truth"), ("format", "yaml"),
                 ("max_tokens", 0), ("max_concurrency", True), ("retries", -1), ("request_timeout", 0), ("backoff", "1"),
                 ("prices", {"prompt": 1}),
             ]
@@ -668,7 +685,7 @@ def test_cache_key_holds_question_judge_and_sampling():
     assert key(max_concurrency=9, request_timeout=3.0, retries=1) == same
     others = [
         key(a_trajectory("It is 73.")), key(rubric="Another."), key(temperature=0.5), key(seed=1), key(max_tokens=99),
-        key(scale=[0, 1]), key(reference="ground_truth"), key(pairwise={"against": "rival"}),
+        key(scale=[0, 1]), key(format="json"), key(reference="ground_truth"), key(pairwise={"against": "rival"}),
     ]  # fmt: skip
     assert len({same, *others}) == 1 + len(others)
     assert "extra_info" in key(pairwise={"against": "missing"})  # no text to compare with: still a key

@@ -24,6 +24,7 @@ Scale = Annotated[
     expected("[lowest, highest] between -1e9 and 1e9"),
 ]
 ChoiceValues = Mapping[Any, Annotated[float, Field(ge=0, le=1), expected("a value in [0, 1]")]]
+Style = Annotated[Literal["line", "json"], expected("'line' or 'json'")]
 
 Pairwise = Annotated[
     Annotated[Mapping[Literal["against"], Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None,
@@ -59,7 +60,7 @@ def _choices(words: Mapping[Any, float]) -> Choices:
     choices = Choices(values)
     for word, value in values.items():
         try:
-            same = verdict.read(f"Score: {word}", choices).value == value
+            same = verdict.read(f"Score: {word}", choices, "line").value == value
         except VerdictError:
             same = False
         if not same:
@@ -94,9 +95,13 @@ def _text(name: str, text: object) -> str:
         raise ValueError(f"{name}: cannot read the file {text}: {error}") from error
 
 
-def body_of(max_tokens: int, temperature: float, seed: int | None, request: Mapping[str, Any] | None) -> dict[str, Any]:
+def body_of(
+    max_tokens: int, temperature: float, seed: int | None, style: str, request: Mapping[str, Any] | None
+) -> dict[str, Any]:
     """Fields of a request other than model and messages; all of them can be sent as JSON."""
     body: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    if style == "json":
+        body["response_format"] = {"type": "json_object"}
     endpoints.check_fields("request", request or {})
     body |= {str(name): value for name, value in (request or {}).items()}
     return {name: value for name, value in body.items() if value is not None}

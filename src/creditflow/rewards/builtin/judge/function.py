@@ -15,7 +15,7 @@ from creditflow._utils.sections import expected
 from creditflow.data import Message, Score, Step, Trajectory
 from creditflow.errors import did_you_mean
 from creditflow.rewards.builtin.judge import arguments, verdict
-from creditflow.rewards.builtin.judge.arguments import ChoiceValues, Pairwise, Scale
+from creditflow.rewards.builtin.judge.arguments import ChoiceValues, Pairwise, Scale, Style
 from creditflow.rewards.builtin.judge.clients import EndpointJudge, JudgeClient, JudgeError, ModelJudge
 from creditflow.rewards.builtin.judge.verdict import JudgeVerdict, VerdictError
 from creditflow.rewards.registry import builtin, outcome, reward
@@ -56,7 +56,7 @@ class Judge:
     values in [0, 1]. Or `pairwise: {against: ground_truth}` (or a field of `extra_info`): the response is compared with
     that text; 1 if it is better, 0.5 for a tie, else 0. The value is the mean over both orders of the two, since judges
     favour a position (arXiv 2306.05685, section 3.4). The template for pairs has {first} and {second}.
-    The judge writes its verdict as the last line: `Score: N`, or `Winner: A`.
+    `format`: `line` (a last line `Score: N`; `Winner: A`) or `json` ({"score": N, "reason": ...}).
 
     Requests: `max_tokens` of the reply; `temperature`; `seed` (null: no seed is sent); `max_concurrency`: requests at a
     time, or batch size of a model in this process (judges that share a model use the smallest). For an endpoint:
@@ -93,6 +93,7 @@ class Judge:
         scale: Scale = None,
         choices: ChoiceValues | None = None,
         pairwise: Pairwise = None,
+        format: Style = "line",
         max_characters: WholeAbove0 = 20_000,
         max_tokens: WholeAbove0 = 512,
         temperature: AtLeast0 = 0.0,
@@ -112,12 +113,13 @@ class Judge:
         if prices is not None and set(prices) != {"prompt", "completion"}:
             raise ValueError(f"prices: expected {{prompt: ..., completion: ...}} per million tokens, got {prices!r}")
 
+        self.style = format
         self.reference = reference
         self.against = None if pairwise is None else pairwise["against"]
         self.form = arguments.form_of(scale, choices, self.against is not None)
         self.prices = prices
         self.prompt = arguments.prompt_of(
-            rubric, template, verdict.instruction(self.form), max_characters, self.against
+            rubric, template, verdict.instruction(self.form, format), max_characters, self.against
         )
         if self.reference and self.against:
             raise ValueError("reference: where pairwise compares with a text, that is the reference")
@@ -138,7 +140,7 @@ class Judge:
                 url=address,
                 model=model,
                 api_key_env=variable,
-                body=arguments.body_of(max_tokens, temperature, seed, request),
+                body=arguments.body_of(max_tokens, temperature, seed, format, request),
                 max_concurrency=max_concurrency,
                 request_timeout=request_timeout,
                 retries=retries,
@@ -216,7 +218,7 @@ class Judge:
         return Score((first.value + 1.0 - second.value) / 2, reason=reason)
 
     async def _verdict(self, messages: Sequence[Message]) -> JudgeVerdict:
-        return verdict.read(await self.client.ask(messages), self.form)
+        return verdict.read(await self.client.ask(messages), self.form, self.style)
 
     def _questions(self, trajectory: Trajectory, response: str, prompt: str) -> list[list[Message]]:
         """One question, or one for each order of two responses. Raises JudgeError if the task lacks a text."""

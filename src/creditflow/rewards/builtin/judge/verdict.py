@@ -5,13 +5,16 @@ Replies are hostile input: everything here is linear in the text.
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from creditflow.data import clip_rounding
 from creditflow.errors import CreditflowError
+from creditflow.rewards.support.fences import blocks_in
 
 MAX_CHARACTERS = 100_000
 """A longer reply is refused."""
@@ -62,14 +65,16 @@ class JudgeScale:
         """Describe a valid verdict, for the instruction to the judge."""
         return f"a number from {self.low:g} (worst) to {self.high:g} (best)"
 
-    def value(self, verdict: str) -> float:
-        """The value from 0 to 1 of a text. Raises VerdictError if it is invalid."""
-        if not _NUMBER.fullmatch(verdict):
+    def value(self, verdict: Any) -> float:
+        """The value from 0 to 1 of a text, or of a value in JSON. Raises VerdictError if it is invalid."""
+        if isinstance(verdict, str) and _NUMBER.fullmatch(verdict):
+            verdict = float(verdict)
+        if isinstance(verdict, bool) or not isinstance(verdict, int | float):
             raise VerdictError(f"expected {self.described()}, got {_shown(verdict)}")
-        number = clip_rounding(float(verdict), self.low, self.high)
-        if not self.low <= number <= self.high:
-            raise VerdictError(f"{number:g} is off the scale from {self.low:g} to {self.high:g}")
-        return (number - self.low) / (self.high - self.low)
+        verdict = clip_rounding(verdict, self.low, self.high)
+        if not self.low <= verdict <= self.high:
+            raise VerdictError(f"{_shown(verdict)} is off the scale from {self.low:g} to {self.high:g}")
+        return float((verdict - self.low) / (self.high - self.low))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,41 +88,71 @@ class Choices:
         """Describe a valid verdict, for the instruction to the judge."""
         return f"one of: {', '.join(self.values)}"
 
-    def value(self, verdict: str) -> float:
+    def value(self, verdict: Any) -> float:
         """The value of a word. Raises VerdictError for any other value."""
         for word, value in self.values.items():
-            if verdict.casefold() in (word.casefold(), word.casefold().removesuffix(".")):
+            if isinstance(verdict, str) and verdict.casefold() in (word.casefold(), word.casefold().removesuffix(".")):
                 return value
         raise VerdictError(f"expected {self.described()}, got {_shown(verdict)}")
 
 
 Form = JudgeScale | Choices
-"""The form of a valid verdict, which follows its `label`: `Score: 7`."""
+"""The form of a valid verdict. `label` stands before it, as in `Score: 7`; in lower case it is the key in JSON."""
 WINNER = Choices({"A": 1.0, "B": 0.0, "tie": 0.5}, label="Winner")
 """The better of two responses; its value is the first one's."""
 
 
-def instruction(form: Form) -> str:
-    """Instruct the judge how to write its verdict."""
+def instruction(form: Form, style: str) -> str:
+    """Instruct the judge how to write its verdict; `style` is `line` or `json`."""
+    if style == "json":
+        example = "N" if isinstance(form, JudgeScale) else '"..."'
+        shape = f'{{"reason": "...", "{form.label.lower()}": {example}}}'
+        return (
+            f"Answer with one JSON object and nothing else: {shape}. "
+            f'"reason" holds your reason in a few sentences; "{form.label.lower()}" is {form.described()}.'
+        )
     return (
         "Give your reason in a few sentences. Then write your verdict, once, as the last line, with nothing after it, "
         f"in exactly this form:\n{form.label}: V\nV is {form.described()}."
     )
 
 
-def read(reply: str, form: Form) -> JudgeVerdict:
-    """Parse the verdict in a reply.
+def read(reply: str, form: Form, style: str) -> JudgeVerdict:
+    """Parse the verdict in a reply of the given style.
 
-    The last line that is not blank must be exactly `Score: V` (`Winner: V`). Asterisks and other Markdown around label
-    and value, and a full stop, are ignored, but a quotation or a list item does not count. Every other line that
-    resembles a verdict, in whatever markup, must give the same value. The thoughts of a reasoning model are not read:
+    `line`: the last line that is not blank must be exactly `Score: V` (`Winner: V`). Asterisks and other Markdown
+    around label and value, and a full stop, are ignored, but a quotation or a list item does not count. Every other
+    line that resembles a verdict, in whatever markup, must give the same value. `json`: the whole reply is one JSON
+    object, fenced or not, with the verdict and, optionally, a reason. The thoughts of a reasoning model are not read:
     `<think>...</think>` at the beginning of the reply, and text before a lone `</think>` if it holds no verdict.
 
     Raises VerdictError: no verdict, one off the scale, or several that contradict one another.
     """
     if len(reply) > MAX_CHARACTERS:
         raise VerdictError(f"a reply of {len(reply)} characters; at most {MAX_CHARACTERS} are read")
-    *others, last = _lines_in(_without_thoughts(reply, form))
+    answer = _without_thoughts(reply, form, style)
+    return _read_json(answer, form) if style == "json" else _read_line(answer, form)
+
+
+def _without_thoughts(reply: str, form: Form, style: str) -> str:
+    start, end = _THOUGHT
+    thought, parsed, answer = reply.partition(end)
+    if not (parsed and thought.lstrip().startswith(start)):
+        answer = reply
+    # If the prompt opens the thought, the reply only closes it. A text quoted by a verdict may hold the tag, too.
+    before, _, after = answer.rpartition(end)
+    drafted = f'"{form.label.lower()}"' in before.lower() if style == "json" else bool(_verdicts_in([before], form))
+    answer = answer if drafted else after
+    if start in answer:
+        raise VerdictError("the reply ends while the judge still thinks (<think> without </think>)")
+    return answer
+
+
+def _read_line(answer: str, form: Form) -> JudgeVerdict:
+    lines = _NEW_LINE.split(answer)
+    while len(lines) > 1 and not lines[-1].strip():
+        lines.pop()
+    *others, last = lines
     labelled = re.match(f"{_BEFORE}{form.label}{_AFTER}", last, re.IGNORECASE | re.ASCII)
     if labelled is None:
         got = _shown(last.strip()) if last.strip() else "nothing"
@@ -128,27 +163,6 @@ def read(reply: str, form: Form) -> JudgeVerdict:
     if any(form.value(other) != value for other in verdicts[:-1]):
         raise VerdictError(f"contradicting verdicts: {', '.join(map(_shown, verdicts[:5]))}")
     return JudgeVerdict(value, _short("\n".join(others)))
-
-
-def _lines_in(answer: str) -> list[str]:
-    """The lines up to the last one that is not blank."""
-    lines = _NEW_LINE.split(answer)
-    while len(lines) > 1 and not lines[-1].strip():
-        lines.pop()
-    return lines
-
-
-def _without_thoughts(reply: str, form: Form) -> str:
-    start, end = _THOUGHT
-    thought, parsed, answer = reply.partition(end)
-    if not (parsed and thought.lstrip().startswith(start)):
-        answer = reply
-    # If the prompt opens the thought, the reply only closes it. A text quoted by a verdict may hold the tag, too.
-    before, _, after = answer.rpartition(end)
-    answer = answer if _verdicts_in([before], form) else after
-    if start in answer:
-        raise VerdictError("the reply ends while the judge still thinks (<think> without </think>)")
-    return answer
 
 
 def _verdicts_in(texts: Sequence[str], form: Form) -> list[str]:
@@ -170,11 +184,51 @@ def _plain(line: str) -> str:
     return unicodedata.normalize("NFKC", line[:_NORMALIZED_CHARACTERS]) + line[_NORMALIZED_CHARACTERS:]
 
 
+def _read_json(answer: str, form: Form) -> JudgeVerdict:
+    key = form.label.lower()
+    try:
+        (block,) = (block for block in blocks_in(answer) if block.language is not None or block.text.strip())
+        plain = block.text if block.language in (None, "", "json") and block.is_closed else answer
+        parsed = json.loads(plain, object_pairs_hook=_without_twins, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise VerdictError(f"expected one JSON object, got {_shown(answer)}") from error
+    if not isinstance(parsed, dict) or key not in parsed:
+        raise VerdictError(f"expected a JSON object with {key!r}, got {_shown(answer)}")
+    if other := sorted(set(parsed) - {key, "reason"}):
+        raise VerdictError(f"expected {key!r} and 'reason' alone in the JSON object, got {_shown(other[0])} too")
+    verdict = parsed[key]
+    if isinstance(form, JudgeScale) and isinstance(verdict, str):
+        raise VerdictError(f"expected {form.described()}, got a text, {_shown(verdict)}")
+    reason = parsed.get("reason", "")
+    if not isinstance(reason, str):
+        raise VerdictError(f"expected a text as 'reason', got {_shown(reason)}")
+    return JudgeVerdict(form.value(verdict), _short(reason))
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    parsed = dict(pairs)
+    if len(parsed) != len(pairs):
+        raise VerdictError("contradicting verdicts: a key of the JSON object comes twice")
+    return parsed
+
+
+def _no_number(word: str) -> Any:
+    raise ValueError(f"{word} is no JSON")
+
+
 def _short(text: str) -> str:
     plain = text[: 4 * REASON_CHARACTERS].encode("utf-8", "replace").decode()
     return " ".join(plain.split())[:REASON_CHARACTERS]
 
 
-def _shown(text: str) -> str:
+def _shown(value: Any) -> str:
     """The beginning of a reply or of a value, in one line."""
+    text = value if isinstance(value, str) else _plain_text(value)
     return repr(text if len(text) <= 60 else f"{text[:57]}...")
+
+
+def _plain_text(value: Any) -> str:
+    try:
+        return repr(value)
+    except (ValueError, RecursionError):  # an int of too many digits, a list nested too deeply
+        return f"a {type(value).__name__}"
