@@ -64,7 +64,7 @@ REMOVED: dict[str, str] = {
     "creditflow.rollout.verifiers": "use `creditflow.plugins.verifiers`",
     "creditflow.traces": "use `creditflow.plugins.traces`",
     "critic.central": "use `critic.context: trajectory`; each policy's critic reads all steps of its agents",
-    "data.curriculum.review": "leave it out; a fifth of a family's tasks come from passed levels",
+    "data.curriculum": "leave it out; list addresses of several levels in `data.train_files`, with a `weight` each",
     "recipe booking": "write a workflow of your own with `topologies.dialogue`",
     "recipe code_team": "use `gsm8k_team` as the example, and `code_tests` as the reward",
     "recipe logic_single": "use `sums_single`, or a workflow of your own on the tasks of `logic_team`",

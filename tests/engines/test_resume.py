@@ -33,7 +33,6 @@ KINDS = {
     "one policy": (),
     "nothing to learn": ("algorithm.propagation=identical", "reward.functions=[{fn: 'team.py:never'}]"),
     "two policies with critics, one with an adapter": (*TWO_POLICIES, *CRITIC, COSINE),
-    "a curriculum": ("data.curriculum={raise_at: 0.0, window: 6}",),
     "dynamic sampling": ("algorithm.filter_groups.enable=true",),
     "fitted parts and a reference": (
         "algorithm.propagation=calibrated",
@@ -42,7 +41,7 @@ KINDS = {
     ),
     "a threshold that moves": ("algorithm.propagation_threshold={kind: quantile}",),
 }
-SLOW_KINDS = {"nothing to learn", "dynamic sampling", "a curriculum"}
+SLOW_KINDS = {"nothing to learn", "dynamic sampling"}
 TWO_CRITICS = KINDS["two policies with critics, one with an adapter"]
 
 

@@ -18,20 +18,6 @@ _Files = Annotated[
 ]
 
 
-class CurriculumConfig(Section):
-    """Levels of tasks that follow the success at them.
-
-    A task's level is its `extra_info.level`; its family is its `data_source`.
-    """
-
-    raise_at: Share = 0.7
-    """Mean success at which the next level of a family follows."""
-    lower_at: Share = 0.0
-    """Mean success below which the level before follows. 0: never."""
-    window: PositiveInt = 32
-    """Tasks of the current level over which success is averaged."""
-
-
 class DataConfig(Section):
     """Data sets, batch sizes and length limits."""
 
@@ -51,8 +37,6 @@ class DataConfig(Section):
     """Tokens; a longer prompt ends its trajectory as `truncated`."""
     max_response_length: PositiveInt = 512
     """Tokens per step; a response that reaches it is `truncated`."""
-    curriculum: CurriculumConfig | None = None
-    """Draw the tasks of each family from one level, which rises with success. Default: draw from all tasks."""
     shuffle: bool = True
     """Draw the tasks of each epoch in a random order."""
     seed: NonNegativeInt = 0

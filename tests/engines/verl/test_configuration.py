@@ -64,7 +64,7 @@ def select(config, key):
 
 OURS = (
     *("algorithm", "reward", "team", "policies", "recipe", "compare", "verl", "guard", "audit", "ray_kwargs"),
-    *("data.train_files", "data.val_files", "data.curriculum"),
+    *("data.train_files", "data.val_files"),
     *(
         f"{ROLLOUT}.{name}"
         for name in ("max_failed_frac", "min_complete_frac", "multi_turn", "timeout_outcome", "timeout_s")
@@ -243,7 +243,6 @@ SEPARATE = (
     [
         (SEPARATE[:1], (), f"{ROLLOUT}.nnodes: trainer.v1.trainer_mode=separate_async needs devices"),
         (SEPARATE, ("algorithm.max_version_lag=0",), "algorithm.max_version_lag: 0, but"),
-        (SEPARATE, ("data.curriculum={window: 4}",), "data.curriculum: given, but"),
         (SEPARATE, ("actor_rollout_ref.model.lora_rank=8",), "actor_rollout_ref.model.lora_rank: LoRA of policy"),
         ((*SEPARATE, "actor_rollout_ref.model.lora.rank=8"), (), "actor_rollout_ref.model.lora_rank: LoRA of policy"),
         ((*SEPARATE, "trainer.v1.separate_async.num_warmup_batches=3"), (), "algorithm.max_version_lag: 2, but"),

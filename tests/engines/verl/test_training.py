@@ -172,29 +172,6 @@ def test_groups_without_variance_are_filtered_and_refilled(tmp_path: Path):
             assert len(set(batch.outcome[batch.group_of_trajectory == group])) > 1
 
 
-LEVELS = """
-from dataclasses import replace
-
-from creditflow._utils.loading import load_object
-from tests.paths import TOY
-
-
-def tasks(split, recipe):
-    made = load_object(f"{TOY.stem}.py:make_tasks", TOY.parent, "tasks")(split, recipe)
-    return [replace(task, extra_info={**task.extra_info, "level": n % 3}) for n, task in enumerate(made)]
-"""
-
-
-@pytest.mark.slow
-def test_curriculum_goes_on_after_a_resume(tmp_path: Path):
-    (tmp_path / "levels.py").write_text(LEVELS)
-    options = (f"data.train_files={tmp_path}/levels.py:tasks", "data.curriculum={raise_at: 0.0, window: 1}")
-    for steps in (1, 3):
-        trained = run(TOY, tmp_path / "run", *options, f"trainer.total_training_steps={steps}")
-    levels = [max(task.extra_info["level"] for task in trained.batch(step).tasks) for step in (1, 2, 3)]
-    assert levels == [0, 1, 2]
-
-
 @pytest.mark.slow
 def test_http_agents_are_trained_on_their_samples(tmp_path: Path):
     recipe = ROOT / "examples/frameworks/recipe.yaml"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from typing import Any
 from creditflow._utils.loading import load_object
 from creditflow.config import Config, EndpointConfig, PolicyConfig, Recipe, workflow_source
 from creditflow.data import Step, Task, Trajectory
-from creditflow.data.curriculum import Curriculum, CurriculumRule
 from creditflow.data.datasets import load_tasks, validation_files
 from creditflow.errors import ConfigError, RewardError
 from creditflow.rewards import RewardFunction, RewardManager, load_reward_functions
@@ -87,9 +86,6 @@ def build_components(recipe: Recipe, *, training: bool = True, tasks: bool = Tru
     """
     config, folder = recipe.config, recipe.folder
     train_tasks, val_tasks = _tasks(recipe, training) if tasks else ((), ())
-    if training and tasks:
-        build_curriculum(train_tasks, config)
-
     workflow = _workflow(config.team.workflow, folder)
     functions = load_functions(recipe)
     if training and not any(f.level == "outcome" or f.weight > 0 for f in functions):
@@ -218,17 +214,3 @@ def _stratum(reference: str | None, recipe: Recipe) -> StratumFunction | None:
     if not callable(function):
         raise ConfigError(f"algorithm.strata: expected a function of a step, got {reference}")
     return function  # type: ignore[no-any-return]
-
-
-def build_curriculum(tasks: Sequence[Task], config: Config) -> Curriculum | None:
-    """The curriculum of `data.curriculum`; None without one. Raises DataError if the tasks have one level each."""
-    if (section := config.data.curriculum) is None:
-        return None
-    rule = CurriculumRule(**section.model_dump())
-    return Curriculum(tasks, rule, config.data.seed, shuffle=config.data.shuffle)
-
-
-def restore_curriculum(curriculum: Curriculum | None, state: Mapping[str, Any]) -> None:
-    """Restore the curriculum of a checkpoint's state. A checkpoint without one leaves it at its beginning."""
-    if curriculum is not None and (kept := state.get("curriculum")) is not None:
-        curriculum.restore(kept)

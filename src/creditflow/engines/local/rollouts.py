@@ -16,7 +16,6 @@ import numpy as np
 from creditflow._utils.progress import phase
 from creditflow.config import Config
 from creditflow.data import Task, Trajectory, TrajectoryBatch
-from creditflow.data.curriculum import Curriculum
 from creditflow.engines.common.components import Components
 from creditflow.engines.common.rollouts import expect_few_failed_rollouts
 from creditflow.engines.local.actor import fill_reference_logprobs
@@ -83,20 +82,13 @@ class SampledBatch:
 
 
 async def gather(
-    step: int,
-    components: Components,
-    policy_set: PolicySet,
-    tasks_taken: int,
-    timing: Stopwatch,
-    curriculum: Curriculum | None = None,
+    step: int, components: Components, policy_set: PolicySet, tasks_taken: int, timing: Stopwatch
 ) -> SampledBatch:
     """Sample and score the trajectories of a training step.
 
     With `algorithm.filter_groups`, groups with equal outcomes are dropped and further tasks sampled (dynamic sampling;
     DAPO, Yu et al. 2025, arXiv 2503.14476, section 3.2), until the batch is full or `max_num_gen_batches` is reached.
     The result is then the kept groups, or the last sampled groups if none was kept.
-
-    `curriculum`: draws the tasks in place of `tasks_at`.
 
     Raises CreditflowError if too many rollouts failed, TooManyFailedScores if too many scores did.
     """
@@ -106,10 +98,7 @@ async def gather(
     kept, trajectories, reports, rounds = list[Trajectory](), list[Trajectory](), list[ScoringReport](), 0
     while True:
         key = (TRAIN, step) if rounds == 0 else (TRAIN, step, rounds)
-        if curriculum is None:
-            drawn = tasks_at(tasks_taken, size, len(components.train_tasks), config)
-        else:
-            drawn = curriculum.draw(size)
+        drawn = tasks_at(tasks_taken, size, len(components.train_tasks), config)
         tasks = [components.train_tasks[i] for i in drawn]
         tasks_taken += size
         with timing("rollout"):
@@ -129,9 +118,6 @@ async def gather(
     if filtering.enable:
         metrics["rollout/gen_batches"] = rounds
         metrics["rollout/filtered_frac"] = 1 - len(kept) / len(trajectories)
-    if curriculum is not None:
-        curriculum.observe(batch)
-        metrics |= curriculum.metrics()
     response_tokens = len(batch.response_ids)
     tokens = response_tokens + len(batch.prompt_ids)
     merged, taken = ScoringReport.merge(reports), kept[: size * n] or some

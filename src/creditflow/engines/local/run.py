@@ -15,9 +15,8 @@ from creditflow._utils.progress import Reporter
 from creditflow.config import Config
 from creditflow.credit import Threshold
 from creditflow.credit.history import History
-from creditflow.data.curriculum import Curriculum
 from creditflow.engines.common.checkpoints import saved_steps, step_of
-from creditflow.engines.common.components import Components, build_curriculum, restore_curriculum
+from creditflow.engines.common.components import Components
 from creditflow.engines.common.guard import control_state, load_control_state, roll_back
 from creditflow.engines.common.rollouts import total_steps
 from creditflow.engines.common.run import (
@@ -56,8 +55,6 @@ class RunState:
     threshold: Threshold
     guard: Guard
     reporter: Reporter
-    curriculum: Curriculum | None
-    """The order of the tasks with `data.curriculum`."""
     history: History = field(default_factory=History)
     """The statistics of earlier steps that fitted parts of credit read."""
     done: int = 0
@@ -97,7 +94,6 @@ class RunState:
             **control_state(self.threshold, self.guard, self.history),
             "rollbacks": self.rollbacks,
             **{name: getattr(self, name) for name in _KEPT},
-            "curriculum": None if self.curriculum is None else self.curriculum.to_json(),
         }
         checkpoint.save(self.folder.path, self.done, self.policy_set, state, keep)
 
@@ -107,7 +103,6 @@ class RunState:
         self.done = step
         for name in _KEPT:
             setattr(self, name, state[name])
-        restore_curriculum(self.curriculum, state)
 
     def narrow_or_widen(self, metrics: Mapping[str, float]) -> GuardEvent | None:
         """Train adapters while credit has fallen back, if `fallback.trainable` is `lora`, then all weights again.
@@ -129,8 +124,7 @@ def begin(
 ) -> RunState:
     """Start a run in `path`, or resume its run from the newest intact checkpoint."""
     recipe, steps = components.recipe, total_steps(len(components.train_tasks), components.recipe.config)
-    curriculum = build_curriculum(components.train_tasks, recipe.config)
-    parts = (components, policy_set, threshold, guard, reporter, curriculum)
+    parts = (components, policy_set, threshold, guard, reporter)
     if (began := read_facts(path, NAME)) is None:
         facts = run_facts(
             recipe,

@@ -178,7 +178,7 @@ async def train_step(step: int, run: RunState) -> dict[str, float]:
     policy_set.forget_peaks()
     options = run.guard.options(config.credit)
     try:
-        gathered = await gather(step, components, policy_set, run.tasks_taken, timing, run.curriculum)
+        gathered = await gather(step, components, policy_set, run.tasks_taken, timing)
     except TooManyFailedScores as error:
         run.folder.write_steps(step, TrajectoryBatch.from_trajectories(error.trajectories))  # the evidence
         raise

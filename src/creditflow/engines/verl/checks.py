@@ -167,11 +167,6 @@ def mode_options(config: DictConfig, chosen: Mapping[str, Any], recipe: Config) 
             f"{section[mode].num_warmup_batches} batches ahead (trainer.v1.{mode}.num_warmup_batches); expected at "
             "least as many versions"
         )
-    if recipe.data.curriculum is not None:
-        raise ConfigError(
-            f"data.curriculum: given, but trainer.v1.trainer_mode={mode} draws tasks before the outcomes that move its "
-            "levels; expected sync"
-        )
     lora, policies = config.actor_rollout_ref.model.lora, trained_policies(recipe)
     adapted = [policy for policy in policies if lora.rank > 0 or lora_rank_of(recipe, policy)]
     if mode == "separate_async" and adapted and not lora.merge:

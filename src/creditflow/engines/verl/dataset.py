@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset
-from verl.utils.dataset.rl_dataset import collate_fn
 
 from creditflow.data import Task
-from creditflow.data.curriculum import Curriculum
 from creditflow.data.dataset_folders import Split
 from creditflow.data.datasets import load_tasks, validation_files
 from creditflow.engines.verl.recipe import KEY, read_run_handle
@@ -38,27 +35,6 @@ class TaskDataset(Dataset[dict[str, Any]]):
     def __getitem__(self, index: int) -> dict[str, Any]:
         """One task in verl's columns, with its position as `index`."""
         return row_from_task(self.tasks[index], index)
-
-
-class CurriculumLoader:
-    """An endless loader of training tasks in the order of a curriculum, in place of verl's data loader.
-
-    The run's checkpoint has the curriculum's state, so the loader has none.
-    """
-
-    def __init__(self, dataset: TaskDataset, curriculum: Curriculum, batch_size: int) -> None:
-        self._dataset, self._curriculum, self._batch_size = dataset, curriculum, batch_size
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        while True:
-            yield collate_fn([self._dataset[index] for index in self._curriculum.draw(self._batch_size)])
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing; verl's trainer calls this at a checkpoint."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Do nothing, for the same reason."""
 
 
 def row_from_task(task: Task, index: int) -> dict[str, Any]:

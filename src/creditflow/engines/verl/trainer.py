@@ -40,16 +40,14 @@ from creditflow.credit import Assignment, assign
 from creditflow.credit.analysis.metrics import batch_stats
 from creditflow.credit.history import History
 from creditflow.data import TrajectoryBatch
-from creditflow.data.curriculum import Curriculum
 from creditflow.data.table import batch_of, table_of
 from creditflow.engines.common.checkpoints import folder_of, remove_later, saved_steps
-from creditflow.engines.common.components import build_curriculum, load_functions, restore_curriculum
+from creditflow.engines.common.components import load_functions
 from creditflow.engines.common.guard import build_guard, control_state, load_control_state, roll_back, run_guard
 from creditflow.engines.common.metrics import staleness_metrics, step_metrics, update_threshold, val_metrics
 from creditflow.engines.common.run import FINISHED
 from creditflow.engines.verl.agent_loop import CreditflowAgentLoopManager
 from creditflow.engines.verl.buffer import RolloutBuffer
-from creditflow.engines.verl.dataset import CurriculumLoader
 from creditflow.engines.verl.options import MODES
 from creditflow.engines.verl.policies import policy_configs, rollout_devices
 from creditflow.engines.verl.policy_trainer import PartnerPolicy, PolicyTrainer
@@ -96,7 +94,6 @@ class CreditflowTrainer(PolicyTrainer):
         self.limits = run.config
         self.threshold = self.options.propagation.make_threshold(tuple(run.config.team.agents))
         self.history = History()
-        self.curriculum: Curriculum | None = None
         self.guard = build_guard(run.config, run.recipe.folder, load_functions(run.recipe), NAME)
         self.needs_critic = self.options.estimator.critic
         self._own_metrics: dict[str, float] = {}
@@ -114,13 +111,6 @@ class CreditflowTrainer(PolicyTrainer):
         rollouts = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
         buffer = super()._build_replay_buffer()
         return RolloutBuffer.from_replay_buffer(buffer, self._expect_workers, complete, rollouts)
-
-    def _init_dataloader(self) -> None:
-        super()._init_dataloader()
-        self.curriculum = build_curriculum(self.train_dataset.tasks, self.limits)
-        if self.curriculum is not None:
-            size = self.config.data.get("gen_batch_size", None) or self.config.data.train_batch_size
-            self.train_dataloader = CurriculumLoader(self.train_dataset, self.curriculum, size)
 
     def _expect_workers(self) -> None:
         self.agent_loop_manager.expect_alive()
@@ -178,7 +168,6 @@ class CreditflowTrainer(PolicyTrainer):
     def _save_state(self, folder: Path) -> None:
         state = {
             **control_state(self.threshold, self.guard, self.history),
-            "curriculum": None if self.curriculum is None else self.curriculum.to_json(),
             "trainer_mode": self.trainer_mode,
         }
         write_whole(folder / _STATE, lambda path: path.write_text(json.dumps(state) + "\n"))
@@ -201,7 +190,6 @@ class CreditflowTrainer(PolicyTrainer):
         if mode != "sync":
             delete_unfinished(partition(validate=False))
         self.history = load_control_state(state, self.threshold, self.guard)
-        restore_curriculum(self.curriculum, state)
         remove_later(self.folder.path, self.global_steps)
         self.folder.rewind(self.global_steps)
         self._rollbacks = len(rollbacks(self.folder.path))
@@ -218,9 +206,6 @@ class CreditflowTrainer(PolicyTrainer):
         with marked_timer("gen", timing_raw, color="red"):
             self.on_sample_begin()
             rows, rollouts = self._collect(metrics, sample_batch_size)
-            if self.curriculum is not None:
-                self.curriculum.observe(rollouts.batch)
-                metrics.update(self.curriculum.metrics())
             self.on_sample_end()
         batch = rollouts.batch
         with marked_timer("propagation", timing_raw):
