@@ -18,5 +18,6 @@ def reinforce_plus_plus(inputs: EstimatorInput) -> Estimate:
     after_T -= np.cumsum(batch.response_mask)
     power = np.cumprod([1.0] + [gamma] * int(after_T.max()), dtype=np.float64)  # by repeated multiplication
     unscaled_T = power[after_T]
+    del after_T  # as large as the factors, which are made next
     unscaled_T *= np.repeat(inputs.credit_S, length_S)
     return Estimate(zero_S, unscaled_T=unscaled_T)
