@@ -14,8 +14,8 @@ def reinforce_plus_plus(inputs: EstimatorInput) -> Estimate:
     if gamma == 1.0 or not inputs.batch.response_mask.size:
         return Estimate(zero_S)
     batch, length_S = inputs.batch, np.diff(inputs.batch.token_offsets)
-    after_T = np.repeat(np.cumsum(batch.sampled_of_step), length_S)
-    after_T -= np.cumsum(batch.response_mask)
+    after_T = np.cumsum(batch.response_mask)
+    np.subtract(np.repeat(np.cumsum(batch.sampled_of_step), length_S), after_T, out=after_T)
     power = np.cumprod([1.0] + [gamma] * int(after_T.max()), dtype=np.float64)  # by repeated multiplication
     unscaled_T = power[after_T]
     del after_T  # as large as the factors, which are made next
