@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from creditflow._utils.huggingface import load_tokenizer
 from creditflow.engines.models.tiny import byte_tokenizer, tiny_byte_model
-from creditflow.errors import ModelError
+from creditflow.errors import ConfigError, ModelError
 from creditflow.rollout.chat import ChatTokenizer, parse_tool_calls, pieces
 
 TALK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "h\u00e9llo"}]
@@ -220,14 +220,19 @@ AFTER_CALLS = KNOWS_TOOLS.replace("{% for m in messages %}", AFTER_CALLS)
 LLAMA_CALLS = KNOWS_TOOLS.replace("<tool_call>", "").replace("</tool_call>", "").replace('arguments"', 'parameters"')
 ROLE = "{{ '[TOOL_RESULTS]' if m.role == 'tool' else '<|' + m.role + '|>' }}"
 MISTRAL_CALLS = LLAMA_CALLS.replace('{"name', '[TOOL_CALLS]{"name').replace("<|{{ m.role }}|>", ROLE)
-"""They render calls in formats that are not read."""
 
 
-OTHERS = [KNOWS_NONE, NO_LIST, NO_CALLS, NO_SYSTEM, AFTER_CALLS, LLAMA_CALLS, MISTRAL_CALLS]
+@pytest.mark.parametrize("template", [LLAMA_CALLS, MISTRAL_CALLS])
+def test_template_with_calls_of_another_format_is_refused(template: str) -> None:
+    """Their calls would be answers."""
+    chat = ChatTokenizer(with_tokens(template, []))
+    chat.encode(TALK)
+    with pytest.raises(ConfigError, match=r"^tools: the model's chat template has agents call in a format other"):
+        chat.encode(TALK, [TOOL])
 
 
 @pytest.mark.parametrize("begin", [0, 1])
-@pytest.mark.parametrize("template", [*OTHERS, KNOWS_TOOLS])
+@pytest.mark.parametrize("template", [KNOWS_NONE, NO_LIST, NO_CALLS, NO_SYSTEM, AFTER_CALLS, KNOWS_TOOLS])
 def test_prompt_names_tools_calls_and_results(template: str, begin: int) -> None:
     chat = ChatTokenizer(with_tokens(template, []))
     call = {"id": "call00000", "type": "function", "function": {"name": "get_weather", "arguments": {"day": "Monday"}}}

@@ -26,7 +26,7 @@ from creditflow.rollout.recorder import AgentCall, Sampling
 from creditflow.rollout.toolbox import calculator, inline
 from creditflow.rollout.tools import Tool, call_tool, shortened
 from tests.builders import Replies, run_team
-from tests.rollout.test_chat_tokenizer import MISTRAL_CALLS, with_tokens
+from tests.rollout.test_chat_tokenizer import KNOWS_NONE, with_tokens
 
 # Schemas and calls
 
@@ -610,7 +610,7 @@ def test_store_is_shared_within_a_rollout_only():
     assert "KeyError" in another.steps[0].info["tool_calls"][0]["result"]
 
 
-@pytest.mark.parametrize("template", [HERMES, MISTRAL_CALLS])
+@pytest.mark.parametrize("template", [HERMES, KNOWS_NONE])
 def test_log_probs_after_a_result_match_one_forward_pass(template):
     """With a real model: log-probs of both turns equal those of one pass over the whole sequence."""
     policy = Policy.load(tiny_byte_model(), torch.device("cpu"))

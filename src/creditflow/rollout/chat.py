@@ -1,8 +1,8 @@
 """Convert chat messages to tokens, and response tokens to text and tool calls, for every engine.
 
 Tool schemas and calls have the Hermes format (`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`), the default
-of verl and of Qwen's models. A chat template that renders tools, calls of this format and results writes them itself;
-for other templates this module writes them into the system prompt, with the format of calls.
+of verl and of Qwen's models. A chat template that renders tools, calls and results writes them itself; for other
+templates this module writes them into the system prompt. A template that has agents call in another format is refused.
 This module holds no model, runs no tool, and imports nothing heavy.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 
 from creditflow.data import Message
 from creditflow.data.trajectory import content_text, without_nulls
-from creditflow.errors import ModelError, first_line
+from creditflow.errors import ConfigError, ModelError, first_line
 
 _THOUGHTS = {
     "<think>": "</think>",
@@ -383,9 +383,9 @@ class ChatTokenizer:
         Messages are rendered by the tokenizer's chat template; without one, their contents are joined by line breaks.
         `tools`: JSON schemas of functions in OpenAI's format. Special tokens, and the tokens that the template writes
         around turns, are removed from messages, so that one agent's text cannot close the next one's turn. If the
-        rendered prompt does not name each tool, or the template's calls cannot be read, the schemas are written into
-        the system prompt, and calls and results as text. Raises ModelError for messages that the chat template rejects
-        or fails on.
+        rendered prompt does not name each tool, the schemas are written into the system prompt, and calls and results
+        as text. Raises ModelError for messages that the chat template rejects or fails on, ConfigError for tools if the
+        template has calls of another format, which cannot be read.
         """
         text = self._text(messages, tools)
         return text, self._tokenize(text) or (self.pad_id,)  # the model needs a position to predict from
@@ -434,6 +434,11 @@ class ChatTokenizer:
             text, untold = self._rendered(plain, tools), self._example(plain) if tools else ""
             names = (str(tool.get("function", tool).get("name")) for tool in tools)
             if all(text.count(name) > untold.count(name) for name in names):
+                if tools and not self._renders_readable_calls:
+                    raise ConfigError(
+                        "tools: the model's chat template has agents call in a format other than <tool_call>..., which "
+                        "cannot be read; use another model, or a chat template with that format or without tools"
+                    )
                 return text
         return self._spelled(plain, tools)
 
@@ -461,12 +466,15 @@ class ChatTokenizer:
 
     @cached_property
     def _renders_tools(self) -> bool:
-        """Whether the template renders a readable call and its result, and a result after a call as text (`follow`)."""
+        """Whether the template renders a call and its result, and a result after a call as text (`follow`)."""
         question, call, result = _probe_messages()
         whole = self._example([question, call, result], [_TOOL])
         told = self._example([question, {"role": "assistant", "content": _NAME}, result], [_TOOL])
-        if "Ulm" not in whole or _MARK not in whole or _MARK not in told:
-            return False
+        return "Ulm" in whole and _MARK in whole and _MARK in told
+
+    @cached_property
+    def _renders_readable_calls(self) -> bool:
+        question, call, _ = _probe_messages()
         response = self._example([question, call], [_TOOL], answering=False)
         return ToolCall(_NAME, _CALL["function"]["arguments"]) in parse_tool_calls(response)[1]
 

@@ -413,9 +413,12 @@ def test_recorded_tokens_equal_sampled_tokens_with_a_real_model():
 
 def test_models_endpoint_lists_the_agents():
     async def ask(client):
-        return [model.id async for model in client.models.list()]
+        with pytest.raises(openai.NotFoundError, match=r"no 'gpt-5'; there is default:writer, default:editor"):
+            await client.models.retrieve("gpt-5")
+        listed = [model.id async for model in client.models.list()]
+        return [*listed, *[(await client.models.retrieve(name)).id for name in ("default:editor", "editor")]]
 
-    assert exchange(ask)[0] == ["default:writer", "default:editor"]
+    assert exchange(ask)[0] == ["default:writer", "default:editor", "default:editor", "editor"]
 
 
 def test_answers_and_chunks_fit_the_official_types():

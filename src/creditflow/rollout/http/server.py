@@ -286,8 +286,9 @@ class OpenAIServer:
         routes = [
             *(route for _, dialect in DIALECTS.items() for route in self._routes(dialect, base)),
             *(
-                Route(f"{path}/models", self._answered(self._models), methods=["GET"])
+                Route(f"{path}/models{end}", self._answered(self._models), methods=["GET"])
                 for path in _paths(base, adds_version=True)
+                for end in ("", "/{model:path}")
             ),
             Route("/t/{name}/end", self._answered(self._end), methods=["POST"]),
         ]
@@ -435,7 +436,12 @@ class OpenAIServer:
         return JSONResponse(await asyncio.wrap_future(_run_on(session.loop, ending)))
 
     async def _models(self, request: Request, session: Session | None) -> Response:
-        names = _model_names(self._agents(session))
+        agents, name = self._agents(session), request.path_params.get("model")
+        names = _model_names(agents)
+        if name is not None:
+            if name not in (*names, *agents):
+                raise _unknown_model(name, names)
+            return JSONResponse(_model(name))
         ends = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
         return JSONResponse({"object": "list", "data": list(map(_model, names)), **ends})
 
@@ -465,6 +471,11 @@ def _model_names(agents: Mapping[str, AgentSpec]) -> list[str]:
     return [f"{spec.policy}:{name}" for name, spec in agents.items()]
 
 
+def _unknown_model(name: str, names: Sequence[str]) -> RefusedError:
+    hint = f"there is {', '.join(names)}{did_you_mean(name[:80], names)}"
+    return RefusedError(404, f"model: no {name[:80]!r}; {hint}", code="model_not_found")
+
+
 def _agent(agents: Mapping[str, AgentSpec], request: Request, model: str, system: str) -> str:
     """Return the agent of a call: by the header, the model's name, or the system prompt; or the only agent."""
     names = ", ".join(agents)
@@ -479,9 +490,7 @@ def _agent(agents: Mapping[str, AgentSpec], request: Request, model: str, system
     if agent in agents and (not colon or agents[agent].policy == policy):
         return agent
     if colon and policy in {spec.policy for spec in agents.values()}:
-        known = _model_names(agents)
-        hint = f"there is {', '.join(known)}{did_you_mean(model[:80], known)}"
-        raise RefusedError(404, f"model: no {model[:80]!r}; {hint}", code="model_not_found")
+        raise _unknown_model(model, _model_names(agents))
     if len(agents) == 1:
         return next(iter(agents))
     matching = [name for name, spec in agents.items() if spec.match and re.search(spec.match, system)]
