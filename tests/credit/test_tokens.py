@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from creditflow.credit import assign, rewards
+from creditflow.credit import assign
 from creditflow.credit.rewards import read_rewards
 from creditflow.credit.tokens import token_terms
 from creditflow.data import Score
@@ -58,16 +58,7 @@ def test_token_reward_is_the_weighted_mean_of_its_scores(mixed):
     assert rho(mixed).tolist() == [*first, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.25, 1.0, 0.25, 0.25]
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 3, 5])
-def test_chunk_size_does_not_change_token_rewards(mixed, monkeypatch, at_once):
-    expected = rho(mixed).tolist()
-    monkeypatch.setattr(rewards, "_TOKENS_AT_ONCE", at_once)
-    assert rho(mixed).tolist() == expected
-
-
-@pytest.mark.parametrize("at_once", [1, 1 << 16])
-def test_token_value_outside_its_range_raises(monkeypatch, at_once):
-    monkeypatch.setattr(rewards, "_TOKENS_AT_ONCE", at_once)
+def test_token_value_outside_its_range_raises():
     message = refusal(ScoreRangeError, two_trajectories((5.0, -4.0)))
     assert message == "step t1.0, score f, token 0: expected a value from 0.0 to 1.0, got 5.0"
     message = refusal(ScoreRangeError, two_trajectories((1.0, -2.0), range=(-1.0, 3.0)))

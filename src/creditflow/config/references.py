@@ -20,7 +20,7 @@ from creditflow.credit.records import (
     Rule,
     expect_free_names,
 )
-from creditflow.credit.thresholds.base import THRESHOLDS, Constant
+from creditflow.credit.thresholds.base import THRESHOLDS, Threshold
 from creditflow.errors import ConfigError
 from creditflow.registry import Registry, is_file_reference
 
@@ -138,13 +138,13 @@ def _entry(registry: Registry[Any], reference: str, properties: Mapping[str, Any
         members |= {"name": reference, "credit": unloaded, "make_threshold": unloaded}
         return make_dataclass("RecordedRule", options, bases=(Rule,), namespace=members, frozen=True)
     if registry.record is None:
-        return lambda team, **_: _UnloadedThreshold({}, 0.0, unloaded)
+        return lambda team, **_: _UnloadedThreshold(unloaded)
     flags = {name: properties[name] for name in _FLAGS if name in properties}
     return TypeAdapter(registry.record).validate_python({**flags, "estimate": unloaded})
 
 
 @dataclass(slots=True)
-class _UnloadedThreshold(Constant):
+class _UnloadedThreshold(Threshold):
     raise_error: Callable[..., Any]
 
     def theta(self, agent: str) -> float:

@@ -175,43 +175,20 @@ class Cells(NamedTuple):
     cell: Ints
     """[M] index of each member's part."""
     group_C: Ints
-    steps_C: Ints
     mean_C: Floats
     size_G: Ints
     """[G] number of trajectories in the group."""
     mean_G: Floats
+    """[G] the mean over trajectories of their means."""
+    spread_G: Floats
+    """[G] square root of n/(n-1) times the mean over trajectories of their mean squared difference from `mean_G`."""
 
 
 def cells_of(values: Floats, code: Ints, trajectory: Ints) -> Cells:
     """The groups given by `code`, over members with their values and trajectories."""
-    n_groups = int(code.max()) + 1
-    cell, group_C, n_cells = _cells(code, trajectory)
-    mean_C, steps_C = _means_of(values, cell, n_cells)
-    mean_G, size_G = _means_of(mean_C, group_C, n_groups)
-    return Cells(cell, group_C, steps_C, mean_C, size_G, mean_G)
-
-
-def _means_of(values: Floats, cell: Ints, n: int) -> tuple[Floats, Ints]:
-    """[n] the mean and the number of each cell's values; both 0 for an empty cell."""
-    count = np.bincount(cell, minlength=n)
-    return np.bincount(cell, values, n) / np.maximum(count, 1), count
-
-
-def spread_of(cells: Cells, code: Ints, values: Floats, mean_G: Floats) -> Floats:
-    """[G] square root of n/(n-1) times the mean over trajectories of their mean squared difference from `mean_G`."""
-    square_C = np.bincount(cells.cell, (values - mean_G[code]) ** 2, len(cells.steps_C)) / cells.steps_C
-    # n/(n-1) times the mean over n trajectories is their sum over n-1.
-    total_G = np.bincount(cells.group_C, square_C, len(cells.size_G))
-    return np.sqrt(total_G / np.maximum(cells.size_G - 1, 1))
-
-
-def _cells(code: Ints, trajectory: Ints) -> tuple[Ints, Ints, int]:
-    """Number the pairs of group and trajectory: [M] each member's pair, each pair's group, the number of pairs."""
     from creditflow.credit import kernels
 
-    cell, group_C = np.empty_like(code), np.empty_like(code)
-    n_cells = kernels.number_cells(code, trajectory, int(code.max()) + 1, cell, group_C)
-    return cell, group_C[:n_cells], n_cells
+    return Cells(*kernels.group_moments(code, trajectory, values, int(code.max()) + 1))
 
 
 def leave_one_out_mean(values_S: Floats, over_S: Bools, code_S: Ints, trajectory_S: Ints, at: Ints) -> Floats:
@@ -219,13 +196,11 @@ def leave_one_out_mean(values_S: Floats, over_S: Bools, code_S: Ints, trajectory
 
     The whole own trajectory is left out, because its other steps are not independent of the step.
     """
-    cell_S, group_C, n_cells = _cells(code_S, trajectory_S)
-    n_groups = int(code_S.max()) + 1
+    cell_S, group_C, *_ = cells_of(values_S, code_S, trajectory_S)
     over = np.flatnonzero(over_S)
-    mean_C, count_C = _means_of(values_S[over], cell_S[over], n_cells)
-    has_any = count_C > 0
-    sum_G = np.bincount(group_C, mean_C, n_groups)
-    trajectories_G = np.bincount(group_C, has_any, n_groups)
+    count_C = np.bincount(cell_S[over], minlength=len(group_C))
+    mean_C, has_any = np.bincount(cell_S[over], values_S[over], len(group_C)) / np.maximum(count_C, 1), count_C > 0
+    sum_G, trajectories_G = np.bincount(group_C, mean_C), np.bincount(group_C, has_any)
     code, cell = code_S[at], cell_S[at]
     others = trajectories_G[code] - has_any[cell]
     return np.where(others > 0, (sum_G[code] - mean_C[cell]) / np.maximum(others, 1), np.nan)

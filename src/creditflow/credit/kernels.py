@@ -252,12 +252,14 @@ def compact(table_KS: Ints, width_K: Ints, affordable: int, code: Ints) -> int:
 
 
 @_compiled
-def number_cells(code: Ints, trajectory: Ints, n: int, cell: Ints, code_C: Ints) -> int:
-    """Number the pairs of code and trajectory in order of appearance; return the number of pairs.
+def group_moments(
+    code: Ints, trajectory: Ints, values: Floats, n: int
+) -> tuple[Ints, Ints, Floats, Ints, Floats, Floats]:
+    """The fields of `Cells` for M members of n groups with the codes `code`.
 
-    Writes [M] each member's pair to `cell`, and each pair's code to `code_C`. Trajectories must not decrease, so
-    a member can only belong to the latest pair of its code.
+    Trajectories must not decrease, so a member can only belong to the latest cell of its code.
     """
+    cell, code_C = np.empty_like(code), np.empty_like(code)
     latest, trajectory_of = np.empty(n, dtype=np.int64), np.full(n, -1, dtype=np.int64)
     n_cells = 0
     for i in range(code.size):
@@ -267,7 +269,25 @@ def number_cells(code: Ints, trajectory: Ints, n: int, cell: Ints, code_C: Ints)
             code_C[n_cells] = c
             n_cells += 1
         cell[i] = latest[c]
-    return n_cells
+    steps_C, mean_C, square_C = np.zeros(n_cells), np.zeros(n_cells), np.zeros(n_cells)
+    size_G, mean_G, spread_G = np.zeros(n, dtype=np.int64), np.zeros(n), np.zeros(n)
+    for i in range(code.size):
+        steps_C[cell[i]] += 1
+        mean_C[cell[i]] += values[i]
+    for c in range(n_cells):
+        mean_C[c] /= steps_C[c]
+        size_G[code_C[c]] += 1
+        mean_G[code_C[c]] += mean_C[c]
+    for g in range(n):
+        mean_G[g] /= max(size_G[g], 1)
+    for i in range(code.size):
+        square_C[cell[i]] += (values[i] - mean_G[code[i]]) ** 2
+    for c in range(n_cells):
+        spread_G[code_C[c]] += square_C[c] / steps_C[c]
+    for g in range(n):
+        # n/(n-1) times the mean over n trajectories is their sum over n-1.
+        spread_G[g] = np.sqrt(spread_G[g] / max(size_G[g] - 1, 1))
+    return cell, code_C[:n_cells], mean_C, size_G, mean_G, spread_G
 
 
 @_compiled
@@ -290,31 +310,12 @@ def group_level(
     n, first_group, level = numbers
     group_S, level_S, size_S = places
     mean_S, others_S, spread_S, tied_S = results
-    cell, code_C = np.empty_like(code), np.empty_like(code)
-    n_cells = number_cells(code, trajectory, n, cell, code_C)
-    steps_C, mean_C, square_C = np.zeros(n_cells), np.zeros(n_cells), np.zeros(n_cells)
-    size_G, mean_G, spread_G = np.zeros(n, dtype=np.int64), np.zeros(n), np.zeros(n)
+    cell, _, mean_C, size_G, mean_G, spread_G = group_moments(code, trajectory, values, n)
     low_G, high_G = np.full(n, np.inf), np.full(n, -np.inf)
     for i in range(members.size):
-        steps_C[cell[i]] += 1
-        mean_C[cell[i]] += values[i]
         low_G[code[i]] = min(low_G[code[i]], values[i])
         high_G[code[i]] = max(high_G[code[i]], values[i])
-    for c in range(n_cells):
-        mean_C[c] /= steps_C[c]
-        size_G[code_C[c]] += 1
-        mean_G[code_C[c]] += mean_C[c]
-    for g in range(n):
-        mean_G[g] /= max(size_G[g], 1)
-    for i in range(members.size):
-        square_C[cell[i]] += (values[i] - mean_G[code[i]]) ** 2
-    for c in range(n_cells):
-        spread_G[code_C[c]] += square_C[c] / steps_C[c]
-    alone = missing = 0
-    for g in range(n):
-        # n/(n-1) times the mean over n trajectories is their sum over n-1.
-        spread_G[g] = np.sqrt(spread_G[g] / max(size_G[g] - 1, 1))
-        alone += size_G[g] == 1
+    missing = 0
     for i in range(members.size):
         s, g = members[i], code[i]
         if group_S[s] >= 0:
@@ -327,7 +328,7 @@ def group_level(
         mean_S[s], spread_S[s] = mean_G[g], spread_G[g]
         tied_S[s] = high_G[g] - low_G[g] <= tie * max(1.0, abs(mean_G[g]))
         others_S[s] = (size * mean_G[g] - mean_C[cell[i]]) / (size - 1)
-    return missing, alone
+    return missing, (size_G == 1).sum()
 
 
 @_compiled

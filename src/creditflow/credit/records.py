@@ -103,7 +103,7 @@ class Rule:
 
     def make_threshold(self, team: tuple[str, ...] | None = None) -> Threshold:
         """The thresholds of a rule with gates, in their first state; `team`: its agents, if known."""
-        return Constant({}, 0.0)
+        return Constant({})
 
     def formulas(self, options: CreditOptions) -> Formulas:
         """How the terms of `Credit` are made of recorded terms and options; a term without a formula is shown as it is.
@@ -342,8 +342,6 @@ class Fit:
 
     score_weight_S: Floats | None = None
     """[S] calibrated weight of the step's own reward, in place of `w_r`."""
-    fold_S: Ints | None = None
-    """[S] the fold of cross-fitting behind that weight, which leaves out the step's own group."""
     harmless_S: Floats | None = None
     """[S] the probability that the step did no harm; NaN: none."""
     if_wrong_S: Floats | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import cast
 
 import numpy as np
@@ -24,7 +23,6 @@ from creditflow.data.batch import outcome_value
 from creditflow.errors import BatchError, NotFiniteError, ScoreRangeError, ShapeError
 
 _FAILED, _TRUNCATED = TRAJECTORY_STATUSES.index("failed"), TRAJECTORY_STATUSES.index("truncated")
-_TOKENS_AT_ONCE = 1 << 16
 
 
 def read_rewards(batch: TrajectoryBatch, options: CreditOptions) -> Rewards:
@@ -70,8 +68,9 @@ def _outcomes(batch: TrajectoryBatch, mask_truncated: bool) -> tuple[Floats, Boo
     value_N, known_N, masked_N, left_out_N = _common_outcomes(batch, mask_truncated)
     trajectory_S = batch.trajectory_of_step
     value_S, known_S, masked_S = value_N[trajectory_S], known_N[trajectory_S], masked_N[trajectory_S]
-    at, own = batch.derived("own_outcomes", lambda: _own_outcomes(batch))
+    at, scores, place = batch.derived("own_outcomes", lambda: own_outcomes(batch))
     if at.size:
+        own = np.array([outcome_value(score) for score in scores])[place]
         masked_S[at] = left_out_N[trajectory_S[at]] | np.isnan(own)
         known_S[at] = ~masked_S[at]
         value_S[at] = np.where(known_S[at], own, 0.0)
@@ -88,18 +87,18 @@ def outcome_of(batch: TrajectoryBatch, s: int) -> Score | None:
     return batch.outcomes_of_agents[n].get(agent, common) if batch.outcomes_of_agents else common
 
 
-def _own_outcomes(batch: TrajectoryBatch) -> tuple[Ints, Floats]:
-    """(at, own): the steps whose agent has its own outcome, and these outcomes; NaN if the scoring failed."""
+def own_outcomes(batch: TrajectoryBatch) -> tuple[Ints, list[Score], Ints]:
+    """The steps whose agent has its own outcome, all own outcomes, and the place of each of these steps among them."""
     code_of = {name: code for code, name in enumerate(batch.agent_names)}
-    own: dict[int, float] = {}
-    for n, scores in enumerate(batch.outcomes_of_agents):
-        for agent, score in scores.items():
+    place_NA, scores = np.full((batch.n_trajectories, len(code_of)), -1), list[Score]()
+    for n, own in enumerate(batch.outcomes_of_agents):
+        for agent, score in own.items():
             if agent in code_of:
-                own[n * len(code_of) + code_of[agent]] = outcome_value(score)
-    keys, values = np.array(sorted(own), dtype=np.int64), np.array([own[key] for key in sorted(own)])
-    key_S = batch.trajectory_of_step.astype(np.int64) * len(code_of) + batch.agent_of_step if own else keys
-    at = np.flatnonzero(np.isin(key_S, keys))
-    return at, values[np.searchsorted(keys, key_S[at])]
+                place_NA[n, code_of[agent]] = len(scores)
+                scores.append(score)
+    place_S = place_NA[batch.trajectory_of_step, batch.agent_of_step]
+    at = np.flatnonzero(place_S >= 0)
+    return at, scores, place_S[at]
 
 
 def _sub_rewards(batch: TrajectoryBatch, options: CreditOptions, masked_S: Bools) -> tuple[Floats, Bools, Bools]:
@@ -165,65 +164,33 @@ def _token_scores(batch: TrajectoryBatch, scored_S: Bools) -> Floats:
     counts_SK = counting(batch) & (scored_S & (length_S > 0))[:, None]
     share_SK = np.where(counts_SK, batch.score_weights, 0.0)
     share_SK /= np.where(counts_SK.any(axis=1), share_SK.sum(axis=1), 1.0)[:, None]
-    alike_SK, by_token = counts_SK.copy(), []
-    for k in range(len(batch.score_names)):
-        steps = _scored_by_token(batch, k, np.flatnonzero(counts_SK[:, k]))
-        alike_SK[steps, k] = False
-        by_token.append(steps)
+    alike_SK, by_token = counts_SK.copy(), list[tuple[int, int]]()
+    for s, k in np.argwhere(counts_SK).tolist():
+        name, scores = batch.score_names[k], batch.raw_scores[s]
+        if name not in scores:
+            raise BatchError(f"step {batch.step_ids[s]}: expected score {name} in raw_scores, got {sorted(scores)}")
+        if isinstance(scores[name].value, tuple):
+            alike_SK[s, k] = False
+            by_token.append((s, k))
     rho_T = np.repeat(np.where(alike_SK, share_SK * batch.scores, 0.0).sum(axis=1), length_S)
-    for k, steps in enumerate(by_token):
-        # Work in chunks, so that temporary arrays stay small compared with the result.
-        cuts = np.flatnonzero(np.diff(np.cumsum(length_S[steps]) // _TOKENS_AT_ONCE)) + 1
-        for chunk in np.split(steps, cuts) if steps.size else ():
-            part_T, among = _tokens_of(batch, chunk, rho_T)
-            part_T[among] += np.repeat(share_SK[chunk, k], length_S[chunk]) * _per_token(batch, k, chunk)
+    for s, k in by_token:
+        start, end = batch.token_offsets[s : s + 2]
+        rho_T[start:end] += share_SK[s, k] * _per_token(batch, s, batch.score_names[k])
     return rho_T
 
 
-def _scored_by_token(batch: TrajectoryBatch, k: int, steps: Ints) -> Ints:
-    """The subset of `steps` whose k-th score has one value for each token."""
-    name, scores = batch.score_names[k], batch.raw_scores
-    for s in steps.tolist():
-        if name not in scores[s]:
-            raise BatchError(f"step {batch.step_ids[s]}: expected score {name} in raw_scores, got {sorted(scores[s])}")
-    return np.array([s for s in steps.tolist() if isinstance(scores[s][name].value, tuple)], dtype=np.int64)
-
-
-def _tokens_of(batch: TrajectoryBatch, steps: Ints, values_T: Floats) -> tuple[Floats, slice | Bools]:
-    """The slice of `values_T` from the first to the last of `steps`, and the positions of their tokens in it."""
-    first, end = int(steps[0]), int(steps[-1]) + 1
-    part_T = values_T[batch.token_offsets[first] : batch.token_offsets[end]]
-    if end - first == steps.size:
-        return part_T, slice(None)
-    among_S = np.zeros(end - first, dtype=np.bool_)
-    among_S[steps - first] = True
-    return part_T, np.repeat(among_S, np.diff(batch.token_offsets[first : end + 1]))
-
-
-def _per_token(batch: TrajectoryBatch, k: int, steps: Ints) -> Floats:
-    """The k-th score at the tokens of `steps`, rescaled to [0, 1], concatenated over steps."""
-    name = batch.score_names[k]
-    scores = [batch.raw_scores[s][name] for s in steps.tolist()]
-    rows = [cast(tuple[float, ...], score.value) for score in scores]
-    length, got = batch.token_offsets[steps + 1] - batch.token_offsets[steps], np.array([len(row) for row in rows])
-    if (wrong := got != length).any():
-        i = int(np.argmax(wrong))
-        raise ShapeError(
-            f"step {batch.step_ids[steps[i]]}, score {name}: expected one value for each of {length[i]} response "
-            f"tokens, got {got[i]}"
-        )
-    low, high = np.array([score.range for score in scores], dtype=np.float64).T
-    values = np.fromiter(chain.from_iterable(rows), np.float64, int(length.sum()))
+def _per_token(batch: TrajectoryBatch, s: int, name: str) -> Floats:
+    """The score of step `s` at each of its tokens, rescaled to [0, 1]."""
+    score, where = batch.raw_scores[s][name], f"step {batch.step_ids[s]}, score {name}"
+    row, length = cast(tuple[float, ...], score.value), batch.token_offsets[s + 1] - batch.token_offsets[s]
+    if len(row) != length:
+        raise ShapeError(f"{where}: expected one value for each of {length} response tokens, got {len(row)}")
+    low, high = map(float, score.range)
     with np.errstate(all="ignore"):  # NaN and empty ranges are reported below
-        values -= np.repeat(low, length)
-        values /= np.repeat(high - low, length)
-    if not (values.min() >= -RANGE_TOLERANCE and values.max() <= 1 + RANGE_TOLERANCE):  # also true for NaN
-        at = int(np.argmin((values >= -RANGE_TOLERANCE) & (values <= 1 + RANGE_TOLERANCE)))
-        i = int(np.searchsorted(np.cumsum(length), at, side="right"))
-        token = at - int(length[:i].sum())
-        kind = ScoreRangeError if np.isfinite(rows[i][token]) else NotFiniteError
-        raise kind(
-            f"step {batch.step_ids[steps[i]]}, score {name}, token {token}: expected a value from {low[i]} to "
-            f"{high[i]}, got {rows[i][token]}"
-        )
+        values = np.divide(np.array(row, dtype=np.float64) - low, high - low)
+    inside = (values >= -RANGE_TOLERANCE) & (values <= 1 + RANGE_TOLERANCE)  # false for NaN
+    if not inside.all():
+        token = int(np.argmin(inside))
+        kind = ScoreRangeError if np.isfinite(row[token]) else NotFiniteError
+        raise kind(f"{where}, token {token}: expected a value from {low} to {high}, got {row[token]}")
     return np.clip(values, 0.0, 1.0, out=values)

@@ -355,7 +355,6 @@ def _notes(a: Assignment, s: int, functions: list[int]) -> dict[str, str]:
     return notes | {
         "outcome": f"of {agent}" if batch.outcomes_of_agents and agent in batch.outcomes_of_agents[n] else "",
         "sub_reward": "its scoring failed: the mean of others" if rewards.failed_S[s] else f"mean of {agent}'s steps",
-        "score_weight": _slope_note(a, s, agent),
         "harmless": "the probability of no harm, given all scores and the outcome",
         "baseline": f"{int(a.groups.group_size_S[s])} trajectories with {a.group_name(s)}",
         "weight": "balances strata",
@@ -373,14 +372,3 @@ def _score_note(a: Assignment, s: int, k: int) -> str:
     value = f"mean over {len(raw.value)} tokens" if isinstance(raw.value, tuple) else f"{raw.value!r}"
     low, high = raw.range
     return f"of {name}: {value} in [{low:g}, {high:g}]" + (f"; {raw.reason}" if raw.reason else "")
-
-
-def _slope_note(a: Assignment, s: int, agent: str) -> str:
-    """The slope behind a calibrated weight, and the outcome that it is compared with."""
-    if a.fit is None or a.fit.fold_S is None:
-        return ""
-    weights = a.fit.facts.get("weights", {}).get(agent)
-    if weights is None or (slope := weights["slopes"][a.fit.fold_S[s]]) is None:
-        return "no data: w_r"
-    error, full = (weights[key][a.fit.fold_S[s]] for key in ("errors", "full"))
-    return f"the outcome rises by {slope:.3g} with the score, to {full:.3g} at 1; standard error {error:.2g}"

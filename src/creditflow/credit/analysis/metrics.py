@@ -8,7 +8,7 @@ import numpy as np
 
 from creditflow.credit.analysis.difference import moved
 from creditflow.credit.assignment import Assignment
-from creditflow.credit.groups import LEVEL_NAMES, LEVELS, POLICY, cells_of, group_codes, spread_of
+from creditflow.credit.groups import LEVEL_NAMES, LEVELS, POLICY, cells_of, group_codes
 from creditflow.credit.records import OUTCOME, SIGNAL
 from creditflow.credit.thresholds.base import BatchStats
 from creditflow.data import OK, RIGHT, Bools, Floats
@@ -197,7 +197,7 @@ def batch_stats(assignment: Assignment, accuracy: float | None = None) -> BatchS
         return BatchStats({}, {}, accuracy)
     code = group_codes(batch, level, assignment.options.max_version_lag, assignment.rewards.stratum_S)[at]
     cells = cells_of(values_S[at], code, batch.trajectory_of_step[at])
-    squares_G = spread_of(cells, code, values_S[at], cells.mean_G) ** 2 * np.maximum(cells.size_G - 1, 0)
+    squares_G = cells.spread_G**2 * np.maximum(cells.size_G - 1, 0)
     agent_G = np.zeros(len(squares_G), dtype=np.int64)
     agent_G[code] = batch.agent_of_step[at]
     square_A = np.bincount(agent_G, squares_G, len(names))

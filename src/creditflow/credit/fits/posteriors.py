@@ -36,6 +36,7 @@ import numpy as np
 
 from creditflow.credit.history import WINDOW, History, Observations, Sums
 from creditflow.credit.records import Rewards
+from creditflow.credit.rewards import own_outcomes
 from creditflow.data import Floats, Ints, TrajectoryBatch
 
 BINS = 4
@@ -159,22 +160,14 @@ def _numbered(codes: Ints) -> Ints:
 
 
 def successes(batch: TrajectoryBatch, outcome_S: Floats) -> Floats:
-    """[S] q: the place of the outcome of each step's agent in its declared range, from 0 to 1."""
-    low_S, width_S = batch.derived("outcome_ranges", lambda: _ranges(batch))
-    return np.clip((outcome_S - low_S) / width_S, 0.0, 1.0)
-
-
-def _ranges(batch: TrajectoryBatch) -> tuple[Floats, Floats]:
-    """([S] lowest outcome, [S] width of its range); an unknown outcome has the range [0, 1]."""
+    """[S] q: the place of the outcome of each step's agent in its declared range, from 0 to 1; unknown: in [0, 1]."""
     range_N2 = np.array([(0.0, 1.0) if score is None else score.range for score in batch.outcome_scores], np.float64)
-    range_S2 = range_N2.reshape(-1, 2)[batch.trajectory_of_step]
-    first_N = np.searchsorted(batch.trajectory_of_step, np.arange(batch.n_trajectories + 1))
-    for n, scores in enumerate(batch.outcomes_of_agents):
-        for agent, score in scores.items():
-            if agent in batch.agent_names:
-                steps = slice(first_N[n], first_N[n + 1])
-                range_S2[steps][batch.agent_of_step[steps] == batch.agent_names.index(agent)] = score.range
-    return range_S2[:, 0], range_S2[:, 1] - range_S2[:, 0]
+    low_S, high_S = range_N2.reshape(-1, 2)[batch.trajectory_of_step].T
+    at, scores, place = batch.derived("own_outcomes", lambda: own_outcomes(batch))
+    if at.size:
+        low_S[at], high_S[at] = np.array([score.range for score in scores], np.float64)[place].T
+    place_S: Floats = np.clip((outcome_S - low_S) / (high_S - low_S), 0.0, 1.0)
+    return place_S
 
 
 # ---- the rule `calibrated` -------------------------------------------------------------------------------------------

@@ -43,8 +43,6 @@ class ScoreWeights:
 
     value_S: Floats
     """[S] the weight of the step's own reward, in place of `w_r`."""
-    fold_S: Ints
-    """[S] the fold of the step's group, which its weight leaves out."""
     slope_KA: Floats
     """[K, A] slopes by fold and agent; NaN without data."""
     error_KA: Floats
@@ -101,7 +99,7 @@ def score_weights(rewards: Rewards, w_r: float, earlier: Sums, max_version_lag: 
             slope_KA[fold, agent], error_KA[fold, agent], full_KA[fold, agent] = slope, error, full
     present = np.unique(batch.agent_of_step[over_S])
     sums = {batch.agent_names[agent]: moments_KA55[:, agent].sum(axis=0) for agent in present}
-    return ScoreWeights(weight_KA[fold_S, batch.agent_of_step], fold_S, slope_KA, error_KA, full_KA, sums)
+    return ScoreWeights(weight_KA[fold_S, batch.agent_of_step], slope_KA, error_KA, full_KA, sums)
 
 
 def _parts_of_trajectories(batch: TrajectoryBatch, over_S: Bools) -> Floats:

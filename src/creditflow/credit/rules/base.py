@@ -87,7 +87,8 @@ class OutcomeRule(ScoreRule):
             known_S &= batch.is_answer_step
             passes_S = np.ones_like(paid_S) if gate_S is None and options.estimator.critic else gate_S
             if passes_S is not None and options.gamma > 0 and self.w_o > 0:
-                misled_S = lost_upstream(batch, rewards.masked_S, passes_S)
+                lost_S = lost_upstream(batch, rewards.masked_S, passes_S)
+                misled_S = lost_S if lost_S.any() else None
         reached_S = bits(known_S | (rewards.scored_S & options.decomposed & (self.w_r > 0)), known_S)
         received_S = zero_S if gate_S is None else flow_up(batch, own_S, gate_S, options.gamma, reached_S)
         return Credit(own_S, received_S, shared_S, reached_S, paid_S=paid_S, gate_S=gate_S, misled_S=misled_S)
@@ -123,16 +124,15 @@ def flow_up(
     return received_S
 
 
-def lost_upstream(batch: TrajectoryBatch, masked_S: Bools, gate_S: Floats) -> Bools | None:
+def lost_upstream(batch: TrajectoryBatch, masked_S: Bools, gate_S: Floats) -> Bools:
     """[S] steps whose credit lacks the outcome of an answer step, because its scoring failed for that agent alone.
 
-    Without the outcome, the answer step passes on a credit of 0 through the gates `gate_S`, which is no reward. None if
-    there is no such step.
+    Without the outcome, the answer step passes on a credit of 0 through the gates `gate_S`, which is no reward.
     """
     kept_N = np.bincount(batch.trajectory_of_step, ~masked_S, batch.n_trajectories) > 0
     lost_S = batch.is_answer_step & masked_S & kept_N[batch.trajectory_of_step]
     if not lost_S.any():
-        return None
+        return lost_S
     reached_S = lost_S.astype(np.uint8)
     flow_up(batch, np.zeros(batch.n_steps), gate_S, 1.0, reached_S)
     return reached_S > 0

@@ -52,7 +52,7 @@ class Calibrated(OutcomeRule):
         facts: dict[str, Any] = {}
         if self.score_weight == "calibrated":
             weights = score_weights(rewards, self.w_r, history.sums(PART), options.max_version_lag)
-            parts |= {"score_weight_S": weights.value_S, "fold_S": weights.fold_S}
+            parts["score_weight_S"] = weights.value_S
             facts["weights"], sums[PART] = weights.facts(rewards.batch.agent_names), weights.sums
         if self.w_m > 0:
             at, seen = observe(rewards)

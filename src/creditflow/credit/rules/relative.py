@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from creditflow.credit.groups import EPSILON, TIE_TOLERANCE, cells_of, group_codes, spread_of
+from creditflow.credit.groups import EPSILON, TIE_TOLERANCE, cells_of, group_codes
 from creditflow.credit.records import Credit, RuleInput, weight
 from creditflow.credit.rules.base import ScoreRule, answer_part, bits, flow_up, lost_upstream
 from creditflow.data import Bools, Floats, Ints
@@ -49,8 +49,7 @@ class WeightedRule(RelativeRule):
         if at.size:
             code, value = codes_at(inputs, "task")[at], outcome_S[at]
             cells = cells_of(value, code, inputs.batch.trajectory_of_step[at])
-            spread_G = spread_of(cells, code, value, cells.mean_G)
-            result_S[at] = _normalised(inputs, value, code, cells.mean_G, spread_G)
+            result_S[at] = _normalised(inputs, value, code, cells.mean_G, cells.spread_G)
         return self.episode_weight * result_S
 
 
@@ -89,8 +88,7 @@ def scored(inputs: RuleInput) -> Bools:
 
 def lost(inputs: RuleInput) -> Bools:
     """[S] the steps whose return lacks the outcome of an answer step; see `lost_upstream`."""
-    lost_S = lost_upstream(inputs.batch, inputs.rewards.masked_S, np.ones(inputs.batch.n_steps))
-    return np.zeros(inputs.batch.n_steps, dtype=np.bool_) if lost_S is None else lost_S
+    return lost_upstream(inputs.batch, inputs.rewards.masked_S, np.ones(inputs.batch.n_steps))
 
 
 def credit_of(

@@ -45,26 +45,31 @@ class BatchStats:
 
 
 class Threshold(Protocol):
-    """The interface of every kind of threshold, built-in or registered by a user."""
+    """The interface of every kind of threshold, built-in or registered by a user. By default it has no state."""
 
     @property
     def floor(self) -> float:
         """Minimum share of open gates among an agent's scored steps, see `open_starved`; 0: no minimum."""
+        return 0.0
 
     def theta(self, agent: str) -> float:
         """The threshold for the next batch. A new agent gets the team's estimate."""
 
     def update(self, observed: BatchStats) -> None:
         """Update the state from a batch. Agents without observations keep their state."""
+        return
 
     def state_dict(self) -> dict[str, Any]:
         """The complete state apart from the options, as JSON values."""
+        return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state`. Raises ConfigError for a state of another kind, or with unknown or missing keys."""
+        return
 
     def metrics(self) -> dict[str, float]:
         """`propagation/threshold` (for a new agent), `propagation/threshold/<agent>`, and the kind's own metrics."""
+        return {}
 
 
 AgentNames = tuple[str, ...] | None
@@ -209,7 +214,7 @@ def expect_state(kind: Any, names: Sequence[str], state: object) -> None:
 
 
 @dataclass
-class BuiltIn:
+class BuiltIn(Threshold):
     """The options and the state of a built-in kind of threshold: fields, each with the check of its values."""
 
     kind: ClassVar[str]
@@ -217,7 +222,6 @@ class BuiltIn:
     """Attributes that a state must share with the threshold that loads it."""
     saved: ClassVar[tuple[str, ...]] = ()
     """Fields that a state restores."""
-    floor = 0.0
 
     team: AgentNames = None
     agents: Mapping[str, Any] = field(init=False, default_factory=dict, metadata={"check": MAPPING})
@@ -225,12 +229,6 @@ class BuiltIn:
 
     def __post_init__(self) -> None:
         expect_fields(f"{KEY}.", self, {f.name: getattr(self, f.name) for f in fields(self)})
-
-    def theta(self, agent: str) -> float:
-        raise NotImplementedError
-
-    def update(self, observed: BatchStats) -> None:
-        """Do nothing."""
 
     def state_dict(self) -> dict[str, Any]:
         values = {"kind": self.kind, **asdict(self)}
@@ -288,26 +286,12 @@ class ByAgent(BuiltIn, Generic[State]):
 
 
 @dataclass(slots=True)
-class Constant:
+class Constant(Threshold):
     """Constant thresholds by agent, taken from an assignment; not available as a kind in recipes."""
 
     by_agent: dict[str, float]
-    floor: float
+    floor: float = 0.0
 
     def theta(self, agent: str) -> float:
         """The agent's threshold. Raises KeyError for an agent without one."""
         return self.by_agent[agent]
-
-    def update(self, observed: BatchStats) -> None:
-        """Do nothing."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """No state."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """No state."""
-
-    def metrics(self) -> dict[str, float]:
-        """No metrics."""
-        return {}
