@@ -220,9 +220,13 @@ ARRAYS = {
         ({"trajectory_of_step": [0, 1, 0]}, "trajectory_of_step: expected non-decreasing indices from 0 to 1"),
         ({"trajectory_of_step": [[0, 0, 1]]}, "trajectory_of_step: expected an array of 1 dimensions, got shape"),
         ({"trajectory_of_step": ["a", "a", "b"]}, "trajectory_of_step: expected whole numbers, got list"),
-        ({"group_of_trajectory": [0.5, 0.5]}, "group_of_trajectory: expected whole numbers, got list"),
+        ({"trajectory_of_step": [0, 0, 0]}, "indices from 0 to 1, none left out"),
+        ({"group_of_trajectory": [0.5, 0.5]}, "group_of_trajectory: expected whole numbers or texts, got list"),
+        ({"group_of_trajectory": np.array(["a", 1], dtype=object)}, "expected whole numbers or texts, got an array"),
+        ({"group_of_trajectory": [["a"], ["a"]]}, r"group_of_trajectory: .* got shape \(2, 1\)"),
         ({"group_of_trajectory": [0]}, r"group_of_trajectory: expected shape \(2,\), got \(1,\)"),
         ({"outcome": [1.0, None]}, "outcome: expected numbers, got list"),
+        ({"outcome": [np.nan, np.nan]}, "outcome: expected a known value of at least one trajectory, or scores"),
         ({"outcome": [1.0, 2.0]}, r"outcome: expected values in outcome_range \(0.0, 1.0\)"),
         ({"outcome_range": (1.0, 0.0)}, "outcome_range: expected a range of finite numbers"),
         ({"agent_of_step": [0, 0, 2], "agent_names": ["a", "b"]}, "entry 2: expected an index from 0 to 1, got 2"),
@@ -252,6 +256,18 @@ def test_arrays_may_have_no_edges():
     batch = TrajectoryBatch.from_arrays(**ARRAYS, edges=[])
     assert batch.edge_child.size == 0
     assert batch.is_answer.tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("form", [list, np.array, lambda uids: np.array(uids, dtype=object)])
+def test_arrays_may_name_groups_by_text(form):
+    arrays = {**ARRAYS, "trajectory_of_step": [0, 1, 2], "outcome": [1.0, 0.0, 1.0]}
+    batch = TrajectoryBatch.from_arrays(**{**arrays, "group_of_trajectory": form(["b", "a", "b"])})
+    assert [batch.group_names[code] for code in batch.group_of_trajectory] == ["b", "a", "b"]
+
+
+def test_scores_alone_make_a_batch_from_arrays():
+    arrays = {**ARRAYS, "outcome": [np.nan, np.nan]}
+    assert not assign(TrajectoryBatch.from_arrays(**arrays, scores=[[1.0]] * 3), credit_options()).rewards.known_S.any()
 
 
 def test_batch_is_validated_once_but_its_copies_again() -> None:

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from creditflow.data.assembly import Lists, Places, codes_of, columns_of_lists, columns_of_records, lists_of_records
 from creditflow.data.columns import Columns, column_specs
@@ -145,7 +146,7 @@ class TrajectoryBatch(Columns):
         cls,
         *,
         trajectory_of_step: Ints,
-        group_of_trajectory: Ints,
+        group_of_trajectory: NDArray[Any] | Sequence[int] | Sequence[str],
         outcome: Floats,
         outcome_range: tuple[float, float] = (0.0, 1.0),
         agent_of_step: Ints | None = None,
@@ -160,21 +161,24 @@ class TrajectoryBatch(Columns):
     ) -> TrajectoryBatch:
         """Build a batch from the arrays of another trainer, to assign credit without rollouts of this package.
 
-        `trajectory_of_step`: [S] non-decreasing indices from 0 to N - 1. `group_of_trajectory`: [N] index of the task.
-        `outcome`: [N] within `outcome_range`, NaN if unknown. `agent_of_step`: [S] index into `agent_names`; default:
-        one agent. `scores`: [S, K] in [0, 1], NaN where a function gave no score. `edges`: [E, 2] child and parent
-        step; default: each step has the one before it as its parent. `is_answer`: [S]; default: the last step of each
-        trajectory. `token_offsets`: [S + 1] bounds of the steps in `response_mask` [T], which is true where the policy
-        sampled the token; default: no tokens. `prompts`: [S] texts, read by `group_by: task_agent_state`.
+        `trajectory_of_step`: [S] non-decreasing indices from 0 to N - 1, none left out. `group_of_trajectory`: [N]
+        the task, as a number or a text (`uid`). `outcome`: [N] within `outcome_range`, NaN if unknown. `agent_of_step`:
+        [S] index into `agent_names`; default: one agent. `scores`: [S, K] in [0, 1], NaN where a function gave no
+        score. `edges`: [E, 2] child and parent step; default: each step has the one before it as its parent.
+        `is_answer`: [S]; default: the last step of each trajectory. `token_offsets`: [S + 1] bounds of the steps in
+        `response_mask` [T], which is true where the policy sampled the token; default: no tokens. `prompts`: [S] texts,
+        read by `group_by: task_agent_state`.
 
         Raises BatchError for arrays that do not fit together.
         """
         trajectory_S = as_column("trajectory_of_step", trajectory_of_step, np.int64)
-        group_N = as_column("group_of_trajectory", group_of_trajectory, np.int64)
+        group_N = np.asarray(group_of_trajectory, dtype=object)
+        if group_N.ndim != 1 or not all(isinstance(group, str) for group in group_N):
+            group_N = as_column("group_of_trajectory", group_of_trajectory, np.int64, words="whole numbers or texts")
         outcome_N = as_column("outcome", outcome, np.float64)
         n_steps, n = len(trajectory_S), len(outcome_N)
-        if n_steps and (np.any(np.diff(trajectory_S) < 0) or trajectory_S[0] < 0 or trajectory_S[-1] >= n):
-            raise BatchError(f"trajectory_of_step: expected non-decreasing indices from 0 to {n - 1}")
+        if np.any(np.diff(trajectory_S) < 0) or not np.array_equal(np.unique(trajectory_S), np.arange(n)):
+            raise BatchError(f"trajectory_of_step: expected non-decreasing indices from 0 to {n - 1}, none left out")
         check_range("outcome_range", Score(0.0, outcome_range))
         low, high = outcome_range
         if np.any((outcome_N < low) | (outcome_N > high)):
@@ -193,6 +197,8 @@ class TrajectoryBatch(Columns):
         names = tuple((f"score_{k}" for k in range(value_SK.shape[1])) if score_names is None else score_names)
         groups, code_N = np.unique(group_N, return_inverse=True)
         known_SK = ~np.isnan(value_SK)
+        if n and np.isnan(outcome_N).all() and not known_SK.any():
+            raise BatchError("outcome: expected a known value of at least one trajectory, or scores, got NaN for all")
         last_S = np.append(np.diff(trajectory_S) > 0, True)[:n_steps]
         offsets = np.zeros(n_steps + 1, np.int64) if token_offsets is None else token_offsets
         mask_T = as_column("response_mask", () if response_mask is None else response_mask, np.bool_)

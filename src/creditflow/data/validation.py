@@ -36,8 +36,8 @@ def validate(batch: Columns) -> None:
 
     Checked: types, lengths and indices of the columns, the order of steps, unique ids, edges (sorted by child, same
     trajectory, parent before child, no duplicates), scores (finite and in [0, 1] if ok), weights (finite, at least 0),
-    outcomes (finite if ok), spans of versions. Token values are checked when they are read, see
-    `creditflow.credit.decompose.token_rewards`. A batch is checked once: later calls return at once.
+    outcomes (finite if ok), spans of versions. Scores per token are checked when credit reads them. A batch is checked
+    once: later calls return at once.
     """
     if batch.validated:
         return
