@@ -105,6 +105,27 @@ def test_recredit_spells_out_a_preset(ledger: Ledger, tmp_path: Path) -> None:
     assert "did you mean 'magrpo'" in refused("recredit", ledger.path, "preset=magrp")
 
 
+@pytest.mark.parametrize("settings", [("preset=gigpo",), ("propagation=irc", "adv_estimator=relative")])
+def test_recredit_to_a_rule_that_compares_trajectories(ledger: Ledger, tmp_path: Path, settings: tuple[str]) -> None:
+    result = creditflow("recredit", ledger.path, *settings, "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert Ledger.open(tmp_path / "out").read(1).assignment.options.propagation.relative
+    result = creditflow("recredit", tmp_path / "out", "propagation=own", "adv_estimator=rloo", "-o", tmp_path / "back")
+    assert result.exit_code == 0, result.output
+
+
+def test_gates_are_compared_only_if_both_rules_have_them(ledger: Ledger, tmp_path: Path) -> None:
+    batch = ledger.read(1).batch
+    own, open_, closed = (
+        assign(batch, credit_options(propagation=name, propagation_threshold=theta))
+        for name, theta in (("own", 0.0), ("threshold", 0.0), ("threshold", 1.0))
+    )
+    assert sum(change.gates for change in moved(open_, closed).values()) > 0
+    both_ways = [*moved(own, closed).values(), *moved(closed, own).values()]
+    assert {(change.gated, change.gates) for change in both_ways} == {(0, 0)}
+    assert "gates changed" not in creditflow("recredit", ledger.path, "propagation=own", "-o", tmp_path / "own").stdout
+
+
 def test_recredited_run_is_read_by_why_and_report(ledger: Ledger) -> None:
     assert creditflow("recredit", ledger.path, "algorithm.propagation.w_o=0.5").exit_code == 0
     folder = ledger.path / "recredited" / "algorithm.propagation.w_o=0.5"
@@ -197,7 +218,7 @@ def test_recredit_keeps_a_fallback_of_the_guard(ledger: Ledger, tmp_path: Path) 
     result = creditflow("recredit", folder.path, "propagation=own", "-o", tmp_path / "own")
     assert Ledger.open(tmp_path / "own").read(2).assignment.options.propagation.name == "own"
     assert "stays in force" not in result.stdout
-    assert "unknown key 'algorithm.propagation.theta'" in refused("recredit", tmp_path / "own", "propagation.theta=0.3")
+    assert "the rule own has no such option" in refused("recredit", tmp_path / "own", "propagation.theta=0.3")
 
 
 def test_settings_of_mappings_differ_key_by_key(ledger: Ledger, tmp_path: Path) -> None:

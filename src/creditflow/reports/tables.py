@@ -124,13 +124,18 @@ MOVED_MEANING = (
 
 
 def moved_table(total: Mapping[str, CreditChange]) -> Table:
-    """One row per agent and one for all. MOVED_MEANING defines the columns of shares."""
-    header = ("agent", "steps", "credit moved", "signs flipped", "gates changed", "masked", "unmasked")
+    """One row per agent and one for all. MOVED_MEANING defines the columns of shares.
+
+    The column of gates is left out unless both rules have gates.
+    """
+    every = sum(total.values(), CreditChange())
+    gates = ("gates changed",) if every.gated else ()
     rows = []
-    for agent, change in {**total, "all": sum(total.values(), CreditChange())}.items():
+    for agent, change in {**total, "all": every}.items():
         shares = ("-" if math.isnan(value) else f"{value:.1%}" for value in (change.share_moved, change.share_flipped))
-        rows.append([agent, change.steps, *shares, change.gates, change.masked, change.unmasked])
-    return new_table(header, rows)
+        changed = (change.gates,) if gates else ()
+        rows.append([agent, change.steps, *shares, *changed, change.masked, change.unmasked])
+    return new_table(("agent", "steps", "credit moved", "signs flipped", *gates, "masked", "unmasked"), rows)
 
 
 def mean_and_spread(values: Sequence[float]) -> str:

@@ -27,6 +27,8 @@ class CreditChange:
     """Steps trained by both, with advantages of opposite signs."""
     gates: int = 0
     """Steps whose gate is open in one assignment and closed in the other."""
+    gated: int = 0
+    """Steps with a gate in both assignments."""
     masked: int = 0
     """Steps trained by the first only."""
     unmasked: int = 0
@@ -60,6 +62,9 @@ def moved(before: Assignment, after: Assignment) -> dict[str, CreditChange]:
         raise BatchError("two assignments: expected the same steps in the same order")
     both_S = before.groups.trained_S & after.groups.trained_S
     flipped_S = np.sign(before.advantage.advantage_S) * np.sign(after.advantage.advantage_S) < 0
+    open_S, opened_S = before.credit.gate_open_S, after.credit.gate_open_S
+    gated_S = np.full(batch.n_steps, open_S is not None and opened_S is not None)
+    changed_S = gated_S if open_S is None or opened_S is None else open_S != opened_S
     names = batch.agent_names
 
     def sums(values_S: Floats | Bools) -> list[float]:
@@ -71,7 +76,8 @@ def moved(before: Assignment, after: Assignment) -> dict[str, CreditChange]:
         sums(both_S * np.abs(after.credit.total_S - before.credit.total_S)),
         sums(both_S * (np.abs(after.credit.total_S) + np.abs(before.credit.total_S))),
         sums(both_S & flipped_S),
-        sums(_open_gates(before) != _open_gates(after)),
+        sums(changed_S),
+        sums(gated_S),
         sums(before.groups.trained_S & ~after.groups.trained_S),
         sums(~before.groups.trained_S & after.groups.trained_S),
     )
@@ -81,11 +87,6 @@ def moved(before: Assignment, after: Assignment) -> dict[str, CreditChange]:
         for name, values in zip(names, zip(*columns, strict=True), strict=True)
         if values[0]
     }
-
-
-def _open_gates(a: Assignment) -> Bools:
-    """[S] whether the step's gate is open; True for a rule without gates."""
-    return np.ones(a.batch.n_steps, dtype=np.bool_) if a.credit.gate_open_S is None else a.credit.gate_open_S
 
 
 def added(total: Mapping[str, CreditChange], more: Mapping[str, CreditChange]) -> dict[str, CreditChange]:
