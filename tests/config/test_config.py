@@ -165,6 +165,7 @@ def test_unknown_key_names_the_nearest(recipe, override, nearest):
         ("guard.fallback.trainable=lroa", r"did you mean 'lora'\?"),
         ("guard.rules.entropy.kind=levels", r"did you mean 'level'\?"),
         # Contradictions of two keys
+        ("algorithm.decomp_granularity=step; reward.decomp_granularity=agent", "granularity: 'agent', but .* 'step'"),
         ("data.train_batch_size=4; actor_rollout_ref.actor.ppo_mini_batch_size=8", "ppo_mini_batch_size: expected"),
         ("algorithm.adv_estimator=gae; algorithm.outcome_to=all", "algorithm.outcome_to: gae .*expected answer"),
         ("trainer.resume_from_path=x; trainer.resume_mode=auto", "trainer.resume_from_path: expected"),

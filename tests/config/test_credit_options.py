@@ -86,7 +86,9 @@ def test_numbers_of_every_rule_have_bounds(rule):
 def test_unknown_option_raises_with_the_nearest():
     message = refusal(propagation={"rule": "own", "w_p": 0.3})
     assert message == "unknown key 'algorithm.propagation.w_p' (did you mean 'algorithm.propagation.w_r'?)"
-    assert "algorithm.propagation.theta" in refusal(propagation={"rule": "own", "theta": 0.3})
+    message = refusal(propagation={"rule": "own", "theta": 0.3})
+    assert message.startswith("algorithm.propagation.theta: the rule own has no such option")
+    assert message.endswith("set propagation: threshold")
     assert refusal(gama=1).endswith("algorithm.gama: expected an option of credit (did you mean 'gamma'?)")
     assert "(did you mean 'agent_turn'?)" in refusal(group_by="agent_trn")
     assert did_you_mean("GRPO", ADVANTAGE_ESTIMATORS.names()) == " (did you mean 'grpo'?)"
@@ -150,6 +152,19 @@ def test_shadow_takes_other_options_from_the_first():
     assert refusal(shadow={"propagaton": "own"}).startswith("algorithm.shadow.propagaton: expected")
     assert refusal(shadow={"propagation": {"rule": "own", "w_r": -1}}).startswith("algorithm.shadow.propagation.w_r: ")
     assert refusal(shadow={"adv_estimator": "gae"}).startswith("algorithm.shadow.adv_estimator: expected an estimator")
+
+
+def test_shadow_keeps_options_that_both_rules_have():
+    own = {"rule": "own", "w_r": 2.0, "sub_reward_origin": 0.0, "outcome_to": "answer"}
+    shadow = credit_options(propagation=own, shadow={"propagation": "threshold", "outcome_to": "all"}).shadow
+    assert shadow.propagation.spec().items() >= (own | {"rule": "threshold", "outcome_to": "all"}).items()
+    assert credit_options(propagation=own, shadow={"propagation": "identical"}).shadow.propagation.w_r == 2.0
+
+
+@pytest.mark.parametrize("keys", [{"propagation_threshold": 0.5}, {"threshold_share": True}])
+def test_flat_keys_choose_the_rule_of_a_shadow(keys):
+    shadow = credit_options(propagation={"rule": "own", "w_r": 2.0}, shadow=keys).shadow.propagation
+    assert (shadow.name, shadow.theta, shadow.w_r) == ("threshold", 0.5, 2.0)
 
 
 def test_relative_rule_needs_a_relative_estimator():

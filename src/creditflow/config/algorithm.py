@@ -71,7 +71,7 @@ class AlgorithmKeys(Section):
     """`{gae_lambda: 0.95}` or `gae_lambda=0.95`: the same as `lam`."""
     shadow: dict[str, Any] | None = None
     """Options of a second assignment that is reported but not trained on, such as `{propagation: threshold}`. It takes
-    all other options from the first."""
+    all other options from the first, also those of the rule, if its own rule has them."""
     strata: Text | None = None
     """`file.py:function` that takes a step and returns a label (from the prompt alone) or None."""
     filter_groups: FilterGroupsConfig = FilterGroupsConfig()
@@ -90,7 +90,7 @@ class AlgorithmKeys(Section):
         if self.shadow is None:
             return options
         try:
-            shadow = credit_options(options, **self.shadow)
+            shadow = _changed(options, self.shadow, is_shadow=True)
         except ConfigError as error:
             raise ConfigError(str(error).replace("algorithm.", "algorithm.shadow.", 1)) from None
         return CreditOptions(propagation=rule, shadow=shadow, **general)
@@ -113,7 +113,10 @@ def checked_rule(spec: str | Mapping[str, Any]) -> Rule:
     options: dict[str, Any] = {RULE: spec} if isinstance(spec, str) else dict(spec)
     if RULE not in options:
         raise ConfigError(f"{KEY}: expected a rule, or {{rule: NAME, option: value}}, got {dict(options)}")
-    kind: Any = rule_class(options.pop(RULE))
+    kind: Any = rule_class(name := options.pop(RULE))
+    for option in options.keys() - {f.name for f in fields(kind)}:
+        if _rules_with(option):
+            raise ConfigError(f"{KEY}.{option}: {_lacking(name, option)}")
     values = checked(options_model(kind), options, KEY)
     rule: Rule = kind(**{f.name: getattr(values, f.name) for f in fields(kind)})
     rule.make_threshold()
@@ -172,10 +175,7 @@ def chosen_rule(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                     raise ConfigError(f"algorithm.{key}: {value!r}, but {KEY} sets {option} to {own[option]!r}")
                 spec, flat = (merge_options(options, {option: value}) for options in (spec, flat))
             elif i >= rule_at:  # else of a recipe that this one extends with another rule
-                raise ConfigError(
-                    f"algorithm.{key}: the rule {name} has no such option; leave it out, or set propagation: "
-                    f"{' or '.join(_rules_with(option))}"
-                )
+                raise ConfigError(f"algorithm.{key}: {_lacking(name, option)}")
     return {RULE: name, **spec}
 
 
@@ -191,8 +191,14 @@ def merge_options(before: Mapping[str, Any], after: Mapping[str, Any], name: str
     return {**before, **after, **nested}
 
 
-def _rules_with(option: str) -> list[str]:
-    return sorted(n for n, rule in PROPAGATION_RULES.loaded().items() if option in {f.name for f in fields(rule)})
+def _rules_with(option: str) -> str:
+    """The rules that have the option, in words; empty if none has."""
+    rules = PROPAGATION_RULES.loaded().items()
+    return " or ".join(sorted(name for name, rule in rules if option in {f.name for f in fields(rule)}))
+
+
+def _lacking(rule: str, option: str) -> str:
+    return f"the rule {rule} has no such option; leave it out, or set propagation: {_rules_with(option)}"
 
 
 def credit_options(base: CreditOptions | None = None, /, **keys: Any) -> CreditOptions:
@@ -200,19 +206,31 @@ def credit_options(base: CreditOptions | None = None, /, **keys: Any) -> CreditO
 
     `base`: options that the keys change; default: the defaults. Raises ConfigError as a recipe does.
     """
+    return _changed(base, keys)
+
+
+def expect_options(keys: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a key that is no option of credit, and for a value of the wrong type."""
     names = {*AlgorithmConfig.model_fields} - {"preset", "strata", "filter_groups", "rollout_correction"}
     for key in keys:
         if key not in names:
             hint = removed_hint(f"algorithm.{key}") or did_you_mean(key, names)
             raise ConfigError(f"algorithm.{key}: expected an option of credit{hint}")
+    checked(AlgorithmConfig, dict(keys), "algorithm")
+
+
+def _changed(base: CreditOptions | None, keys: Mapping[str, Any], *, is_shadow: bool = False) -> CreditOptions:
+    """`base` with `keys`. The rule of a shadow keeps the options of the first that it has, too."""
+    expect_options(keys)
     layers: list[Mapping[str, Any]] = [keys]
     general = {name: keys[name] for name in keys if name not in CHOOSING}
     if base is not None:
-        rule = base.propagation
+        rule, (at, chosen) = base.propagation, rule_name([keys])
+        name = chosen if is_shadow and at == 0 else rule.name
         defaults = {f.name: f.default for f in fields(rule_class(rule.name))}
-        options = {f.name: getattr(rule, f.name) for f in fields(rule)}
+        options = {f.name: getattr(rule, f.name) for f in fields(rule_class(name)) if hasattr(rule, f.name)}
         set_ones = {name: value for name, value in options.items() if value != defaults.get(name, MISSING)}
-        layers = [{"propagation": {RULE: rule.name, **set_ones}}, keys]
+        layers = [{"propagation": {RULE: name, **set_ones}}, keys]
         general = {**{name: getattr(base, name) for name in _GENERAL}, **general}
     values = {**general, "propagation": chosen_rule(layers)}
     section: AlgorithmKeys = checked(AlgorithmConfig, values, "algorithm")

@@ -16,7 +16,7 @@ from creditflow.config.algorithm import (
     KEY,
     RENAMED,
     chosen_rule,
-    credit_options,
+    expect_options,
     merge_options,
     rule_class,
     rule_name,
@@ -31,7 +31,7 @@ from creditflow.config.recipe import Config, Recipe
 from creditflow.config.rule_files import load_named_files
 from creditflow.config.sections import SUM_NORM
 from creditflow.config.validation import validate
-from creditflow.credit.records import RULE, CreditOptions
+from creditflow.credit.records import RULE
 from creditflow.errors import ConfigError, did_you_mean, first_line
 from creditflow.monitoring.guard import without_gates
 from creditflow.removed import removed_hint
@@ -141,7 +141,7 @@ def _resolve_aliases(config: Config, set_keys: Set[str]) -> None:
     algorithm, reward = with_lambda(config.algorithm, "algorithm.lam" in set_keys), config.reward
     if (granularity := reward.decomp_granularity) is not None:
         general: Any = algorithm
-        if general.decomp_granularity not in (CreditOptions.decomp_granularity, granularity):
+        if "algorithm.decomp_granularity" in set_keys and general.decomp_granularity != granularity:
             raise ConfigError(
                 f"reward.decomp_granularity: {granularity!r}, but algorithm.decomp_granularity is "
                 f"{general.decomp_granularity!r}"
@@ -247,7 +247,7 @@ def credit_overrides(overrides: Sequence[str]) -> dict[str, Any]:
             made = {"propagation": merge_options(rule_options(before), after)}
         options |= made
     options = load_named_files(options, Path.cwd())
-    credit_options(CreditOptions(), **{key: value for key, value in options.items() if key not in CHOOSING})
+    expect_options(options)
     return options
 
 

@@ -266,7 +266,7 @@ class CreditOptions:
     """Leave truncated trajectories out of training."""
     shadow: CreditOptions | None = None
     """Options of a second assignment that is reported but not trained on, such as `{propagation: threshold}`. It takes
-    all other options from the first."""
+    all other options from the first, also those of the rule, if its own rule has them."""
 
     estimator: Estimator = field(init=False, repr=False, compare=False)
     """The record of the estimator in force."""
