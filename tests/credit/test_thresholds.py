@@ -443,8 +443,8 @@ def test_custom_kind_is_registered_by_name():
         (float("nan"), "expected a finite number, or a mapping with `kind`, got nan"),
         ([0.5], "expected a finite number, or a mapping with `kind`"),
         (1e200, ".value: expected a finite number, got 1e+200"),
-        ({}, ".kind: expected fixed or noise or quantile or tuned, got None"),
-        ({"kind": "quantil"}, ".kind: expected fixed or noise or quantile or tuned, got 'quantil' (did you mean 'quan"),
+        ({}, ".kind: expected one of fixed, noise, quantile, tuned, or FILE.py:NAME, got None"),
+        ({"kind": "quantil"}, "or FILE.py:NAME, got 'quantil' (did you mean 'quan"),
         ({"kind": ["fixed"]}, ".kind: expected"),
         (
             {"kind": "fixed", "vaule": 1},

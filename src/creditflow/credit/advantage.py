@@ -12,15 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from creditflow.credit.groups import LEVEL_NAMES, POLICY, TIE_TOLERANCE, compact, group_statistics, no_groups
-from creditflow.credit.records import (
-    Advantage,
-    Credit,
-    CreditOptions,
-    Estimate,
-    EstimatorInput,
-    Groups,
-    Rewards,
-)
+from creditflow.credit.records import Advantage, Credit, CreditOptions, Estimate, EstimatorInput, Groups, Rewards
 from creditflow.credit.rules.base import OutcomeRule
 from creditflow.credit.tokens import at_first_token, paid_by_token, token_terms, write_tokens
 from creditflow.data import Bools, Floats, Ints, TrajectoryBatch

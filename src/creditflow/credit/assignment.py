@@ -160,11 +160,8 @@ def _checked_credit(credit: object, batch: TrajectoryBatch, options: CreditOptio
         raise ConfigError(f"{key}: expected `credit` to return Credit, got {type(credit).__name__}")
     for column in fields(credit):
         values = getattr(credit, column.name)
-        if (
-            column.name != "total_S"
-            and not (values is None and column.default is None)
-            and np.shape(values) != (batch.n_steps,)
-        ):
+        absent = column.name == "total_S" or (values is None and column.default is None)
+        if not absent and np.shape(values) != (batch.n_steps,):
             expected = f"expected {column.name} of shape ({batch.n_steps},)"
             raise ConfigError(f"{key}: {expected}, got {np.shape(values)}")
     if options.estimator.critic and credit.gate_S is None and credit.received_S.any():

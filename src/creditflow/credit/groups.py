@@ -69,16 +69,10 @@ def compact(*columns: Ints) -> tuple[Ints, int]:
     # The largest table of all pairs; beyond it, sorting the occurring pairs costs less.
     n = kernels.compact(table_KS, np.array([width[i] for i in differ]), 8 * code.size + 1024, code)
     if n < 0:
-        code, n = _sorted_codes(table_KS[0])
-        for column in table_KS[1:]:
-            digit, values = _sorted_codes(column)
-            code, n = _sorted_codes(code * values + digit)
+        order = np.lexsort(table_KS[::-1])
+        code[order[1:]] = np.cumsum((np.diff(table_KS[:, order]) != 0).any(axis=0))
+        code[order[0]], n = 0, int(code.max()) + 1
     return code, n
-
-
-def _sorted_codes(column: Ints) -> tuple[Ints, int]:
-    values, code = np.unique(column, return_inverse=True)
-    return code.reshape(-1).astype(np.int64), len(values)
 
 
 def shared_versions(batch: TrajectoryBatch, max_version_lag: int) -> Ints:

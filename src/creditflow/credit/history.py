@@ -7,7 +7,7 @@ checkpoint and every step file can hold them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,6 +72,11 @@ class History:
     def sums(self, part: str) -> Sums:
         """The sums of a part; empty before its first batch."""
         return self.parts.get(part, {})
+
+    def earlier(self, part: str, agents: Sequence[str], shape: tuple[int, ...]) -> Floats:
+        """[A, *shape] the sums of a part by agent; zeros for an agent without any of this shape."""
+        sums, zeros = self.sums(part), np.zeros(shape)
+        return np.stack([sums[name] if name in sums and sums[name].shape == shape else zeros for name in agents])
 
     def after(self, parts: Mapping[str, Sums], observed: Observations | None = None) -> History:
         """The history after a batch with the sums `parts` and the observations `observed`.

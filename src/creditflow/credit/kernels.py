@@ -206,11 +206,8 @@ def spread_over_tokens(values_S: NDArray[Any], token_offsets: Ints, trained_T: B
     for s in range(values_S.size):
         value = values_S[s]
         # Slices are indexed from 0, so the compiler rules out negative indices and vectorizes the loop.
-        out, trained = (
-            out_T[token_offsets[s] : token_offsets[s + 1]],
-            trained_T[token_offsets[s] : token_offsets[s + 1]],
-        )
-        for j in range(out.size):
+        out, trained = out_T[token_offsets[s] :], trained_T[token_offsets[s] : token_offsets[s + 1]]
+        for j in range(trained.size):
             out[j] = value if trained[j] else zero
 
 

@@ -280,13 +280,9 @@ class CreditOptions:
         rule, estimator = make_rule(self.propagation), ADVANTAGE_ESTIMATORS[self.adv_estimator]
         decomposed = self.reward_decomp and self.decomp_granularity != "trajectory"
         by_token = self.decomp_granularity == "token_level" and decomposed and rule.pays_tokens
-        for name, value in (
-            ("propagation", rule),
-            ("estimator", estimator),
-            ("decomposed", decomposed),
-            ("pays_by_token", by_token),
-            ("group_by", "task" if rule.relative else self.group_by),
-        ):
+        group_by = "task" if rule.relative else self.group_by
+        made = {"propagation": rule, "estimator": estimator, "decomposed": decomposed, "pays_by_token": by_token}
+        for name, value in {**made, "group_by": group_by}.items():
             object.__setattr__(self, name, value)
         if rule.relative != estimator.relative:
             names = [name for name, entry in ADVANTAGE_ESTIMATORS.loaded().items() if entry.relative == rule.relative]

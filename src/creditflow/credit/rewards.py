@@ -31,7 +31,9 @@ def read_rewards(batch: TrajectoryBatch, options: CreditOptions) -> Rewards:
     scores = _, scored_S, _ = _sub_rewards(batch, options, masked_S)
     by_token = options.pays_by_token and bool((scored_S & (batch.sampled_of_step > 0)).any())
     token_score_T = _token_scores(batch, scored_S) if by_token else None
-    stratum_S = _strata(batch, scored_S)
+    # A label, made from the prompt alone, separates groups by the quality of upstream steps. This gives scored steps
+    # comparable peers. For an unscored step it would leave only the outcome's noise within each label.
+    stratum_S = np.where(scored_S, batch.stratum_of_step, -1)
     return Rewards(batch, *scores, outcome_S, known_S, masked_S, masked_N, stratum_S, token_score_T)
 
 
@@ -121,7 +123,9 @@ def _sub_rewards(batch: TrajectoryBatch, options: CreditOptions, masked_S: Bools
     if not options.decomposed:
         return np.full(batch.n_steps, np.nan), scored_S, failed_S
     if options.decomp_granularity == "agent":
-        _share_among_agent(batch, value_S, scored_S)
+        scored = np.flatnonzero(scored_S)
+        code, n = compact(batch.trajectory_of_step[scored], batch.agent_of_step[scored])
+        value_S[scored] = (np.bincount(code, value_S[scored], n) / np.bincount(code, minlength=n))[code]
     over_S = scored_S & ~masked_S
     for level in (options.group_by, "agent"):
         at = np.flatnonzero(failed_S & np.isnan(value_S))
@@ -136,21 +140,6 @@ def counting(batch: TrajectoryBatch) -> Bools:
     """[S, K] scores of functions of positive weight that matched the step, ok or not."""
     counting_SK: Bools = (batch.score_weights > 0) & (batch.score_status != NOT_MATCHED)
     return counting_SK
-
-
-def _strata(batch: TrajectoryBatch, scored_S: Bools) -> Ints:
-    """[S] the stratum in force.
-
-    A label, made from the prompt alone, separates groups by the quality of upstream steps. This gives scored steps
-    comparable peers. For an unscored step it would leave only the outcome's noise within each label.
-    """
-    return np.where(scored_S, batch.stratum_of_step, -1)
-
-
-def _share_among_agent(batch: TrajectoryBatch, value_S: Floats, scored_S: Bools) -> None:
-    scored = np.flatnonzero(scored_S)
-    code, n = compact(batch.trajectory_of_step[scored], batch.agent_of_step[scored])
-    value_S[scored] = (np.bincount(code, value_S[scored], n) / np.bincount(code, minlength=n))[code]
 
 
 def _token_scores(batch: TrajectoryBatch, scored_S: Bools) -> Floats:

@@ -27,14 +27,7 @@ def write_tokens(advantage: Advantage, batch: TrajectoryBatch, options: CreditOp
         discounts = (options.gamma_token, options.lam_token)
         kernels.gae_tokens(*tokens, *terms, *discounts, advantage.factors, advantage.learns_S, out_T)
     else:
-        spread_over_tokens(advantage.advantage_S, batch, out_T)
-
-
-def spread_over_tokens(values_S: Floats, batch: TrajectoryBatch, out_T: NDArray[Any]) -> None:
-    """Write the step's value to `out_T` at each sampled response token, 0 at the others."""
-    from creditflow.credit import kernels
-
-    kernels.spread_over_tokens(values_S.astype(out_T.dtype), batch.token_offsets, batch.response_mask, out_T)
+        kernels.spread_over_tokens(advantage.advantage_S.astype(out_T.dtype), *tokens, out_T)
 
 
 def at_first_token(batch: TrajectoryBatch, values_T: Floats, otherwise: Floats | float) -> Floats:

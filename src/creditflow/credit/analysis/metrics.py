@@ -135,11 +135,8 @@ def explained_variance(target: Floats, values: Floats) -> float | None:
 
 def _alone(assignment: Assignment) -> Bools:
     """[S] whether the step's trajectory was alone in its group at `group_by`."""
-    group_by = LEVEL_NAMES.index(assignment.options.group_by)
-    backed_off_S: Bools = (assignment.groups.level_S != group_by) & (
-        assignment.groups.level_S < LEVEL_NAMES.index(POLICY)
-    )
-    return backed_off_S
+    level_S, group_by = assignment.groups.level_S, LEVEL_NAMES.index(assignment.options.group_by)
+    return np.asarray((level_S != group_by) & (level_S < LEVEL_NAMES.index(POLICY)))
 
 
 def reach(assignment: Assignment, bit: np.uint8 = SIGNAL) -> dict[str, float]:

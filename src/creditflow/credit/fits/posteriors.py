@@ -34,6 +34,7 @@ from typing import Any
 
 import numpy as np
 
+from creditflow.credit.groups import compact
 from creditflow.credit.history import WINDOW, History, Observations, Sums
 from creditflow.credit.records import Rewards
 from creditflow.credit.rewards import own_outcomes
@@ -75,14 +76,8 @@ class Rates:
 
     def facts(self, agents: tuple[str, ...]) -> dict[str, Any]:
         """The rates of the first agents as plain numbers."""
-        by_agent = {
-            name: {
-                "harm": float(self.harm_A[a]),
-                "survives": float(self.survives_A[a]),
-                "scores": self.score_AZB[a].tolist(),
-            }
-            for a, name in enumerate(agents)
-        }
+        rates = zip(agents, self.harm_A.tolist(), self.survives_A.tolist(), self.score_AZB.tolist(), strict=False)
+        by_agent = {name: {"harm": harm, "survives": alive, "scores": bins} for name, harm, alive, bins in rates}
         return {"slip": self.slip, "agents": by_agent}
 
 
@@ -142,9 +137,9 @@ def observe(rewards: Rewards) -> tuple[Ints, Observations]:
     if any(batch.outcomes_of_agents or ()):
         # Such agents compete: each judges the trajectory by its own outcome, among its own steps.
         cell = cell * len(batch.agent_names) + agent_S
-    cell_S = _numbered(cell)
+    cell_S, n_cells = compact(cell)
     bin_S = np.where(rewards.scored_S, bins(np.where(rewards.scored_S, rewards.sub_reward_S, 0.0)), -1)[at]
-    success_C = np.zeros(int(cell_S.max(initial=-1)) + 1)
+    success_C = np.zeros(n_cells)
     success_C[cell_S] = np.where(rewards.known_S, successes(batch, rewards.outcome_S), -1.0)[at]
     return at, Observations(batch.agent_names, cell_S, agent_S, bin_S, success_C)
 
@@ -152,11 +147,6 @@ def observe(rewards: Rewards) -> tuple[Ints, Observations]:
 def bins(score_S: Floats) -> Ints:
     """[S] the bin of each score in [0, 1]."""
     return np.searchsorted((1e-9, 0.5, 1.0 - 1e-9), score_S, side="right")
-
-
-def _numbered(codes: Ints) -> Ints:
-    """The codes, numbered from 0 without gaps."""
-    return np.unique(codes, return_inverse=True)[1].reshape(-1)
 
 
 def successes(batch: TrajectoryBatch, outcome_S: Floats) -> Floats:
@@ -182,8 +172,7 @@ _MODEL_HARM = 0.2
 
 def fit_score_model(seen: Observations, history: History) -> tuple[Rates, Floats, dict[str, Sums]]:
     """The rates, [S] the probability that a step did no harm, and the sums of this batch for the history."""
-    before_AZB = np.stack([_earlier(history.sums(PART), name, (2, 1 + BINS)) for name in seen.agents])
-    before_2 = _earlier(history.sums(SLIPS), "", (2,))
+    before_AZB, (before_2,) = history.earlier(PART, seen.agents, (2, 1 + BINS)), history.earlier(SLIPS, ("",), (2,))
     rates = _rates_with_slips(before_AZB, before_2)
     for _ in range(_MAX_ROUNDS):
         posteriors = step_posteriors(rates, seen)
@@ -194,11 +183,6 @@ def fit_score_model(seen: Observations, history: History) -> tuple[Rates, Floats
     posteriors = step_posteriors(rates, seen)
     counts = {seen.agents[a]: counts_AZB[a] for a in np.unique(seen.agent_S)}
     return rates, posteriors.harmless_S, {PART: counts, SLIPS: {"": posteriors.slips}}
-
-
-def _earlier(sums: Sums, name: str, shape: tuple[int, ...]) -> Floats:
-    """Earlier sums; zeros without any of this shape."""
-    return sums[name] if name in sums and sums[name].shape == shape else np.zeros(shape)
 
 
 def _rates_with_slips(counts_AZB: Floats, slips_2: Floats) -> Rates:
@@ -242,20 +226,15 @@ def _thinned(seen: Observations) -> Observations:
     """The observations of every k-th trajectory, with the smallest k that leaves few enough steps."""
     every = -(-len(seen.cell_S) // _LEARNED_STEPS) or 1
     at = np.flatnonzero(seen.cell_S % every == 0)
-    return Observations(
-        seen.agents, seen.cell_S[at] // every, seen.agent_S[at], seen.bin_S[at], seen.success_C[::every]
-    )
+    cell_S = seen.cell_S[at] // every
+    return Observations(seen.agents, cell_S, seen.agent_S[at], seen.bin_S[at], seen.success_C[::every])
 
 
 def _merged(batches: Sequence[Observations], names: tuple[str, ...]) -> Observations:
     """The newest batches as one, with the agents `names` first."""
-    newest: list[Observations] = []
-    steps = 0
-    for batch in reversed(batches[-WINDOW:]):
-        steps += len(batch.cell_S)
-        if newest and steps > _LEARNED_STEPS:
-            break
-        newest.append(batch)
+    newest = batches[-WINDOW:][::-1]
+    steps = np.cumsum([len(batch.cell_S) for batch in newest])
+    newest = newest[: max(1, int((steps <= _LEARNED_STEPS).sum()))]
     names = tuple(dict.fromkeys((*names, *(name for batch in reversed(newest) for name in batch.agents))))
     code_of = {name: code for code, name in enumerate(names)}
     first_cells = np.cumsum([0, *(len(batch.success_C) for batch in newest)])

@@ -21,13 +21,12 @@ from other groups and earlier batches.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from creditflow.credit.groups import group_codes, leave_one_out_mean
-from creditflow.credit.history import Sums
+from creditflow.credit.history import History, Sums
 from creditflow.credit.records import Rewards
 from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
 
@@ -37,35 +36,14 @@ FOLDS = 8
 """Folds of cross-fitting, by group. A batch of up to eight groups leaves out one group at a time."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ScoreWeights:
-    """Calibrated weights of S steps."""
+def score_weights(
+    rewards: Rewards, w_r: float, history: History, max_version_lag: int
+) -> tuple[Floats, dict[str, Any], Sums]:
+    """[S] the weight of each step's score, in place of the prior weight `w_r`; the facts behind it; and its sums.
 
-    value_S: Floats
-    """[S] the weight of the step's own reward, in place of `w_r`."""
-    slope_KA: Floats
-    """[K, A] slopes by fold and agent; NaN without data."""
-    error_KA: Floats
-    """[K, A] their standard errors; infinite without data."""
-    full_KA: Floats
-    """[K, A] the predicted outcome of a full score, above the lowest outcome; NaN without data."""
-    sums: Sums
-    """[5, 5] second moments of each agent: 1, score and outcome relative to the task's other rollouts, score, outcome.
-    """
-
-    def facts(self, agents: tuple[str, ...]) -> dict[str, Any]:
-        """Slopes, errors and full outcomes by agent and fold, as plain numbers."""
-        columns = {"slopes": self.slope_KA, "errors": self.error_KA, "full": self.full_KA}
-        return {
-            name: {key: [float(x) if np.isfinite(x) else None for x in x_KA[:, a]] for key, x_KA in columns.items()}
-            for a, name in enumerate(agents)
-        }
-
-
-def score_weights(rewards: Rewards, w_r: float, earlier: Sums, max_version_lag: int) -> ScoreWeights:
-    """Compute the weight of each agent's scores, by fold.
-
-    `w_r`: the prior weight. `earlier`: the sums of earlier batches.
+    Facts: slopes, their standard errors, and the predicted outcomes of a full score above the lowest outcome, by agent
+    and fold; None without data. Sums: [5, 5] second moments of each agent: 1, score and outcome relative to the task's
+    other rollouts, score, outcome.
     """
     batch = rewards.batch
     over_S = rewards.known_S & rewards.scored_S
@@ -87,19 +65,19 @@ def score_weights(rewards: Rewards, w_r: float, earlier: Sums, max_version_lag: 
     fold_S = batch.group_of_trajectory[batch.trajectory_of_step] % FOLDS
     moments_KA55 = _fold_moments(row_S5, _parts_of_trajectories(batch, over_S), fold_S, batch)
     lowest = float(rewards.outcome_S[over_S].min(initial=0.0))
-    slope_KA, error_KA, full_KA, weight_KA = np.empty((4, *moments_KA55.shape[:2]))
-    for agent, name in enumerate(batch.agent_names):
-        for fold in range(FOLDS):
-            others_55 = moments_KA55[np.arange(FOLDS) != fold, agent].sum(axis=0)
-            if name in earlier and earlier[name].shape == others_55.shape:
-                others_55 = others_55 + earlier[name]
-            slope, error = slope_and_error(others_55)
-            full = full_outcome(others_55, slope) - lowest
-            weight_KA[fold, agent] = posterior_weight(slope, error, full, w_r)
-            slope_KA[fold, agent], error_KA[fold, agent], full_KA[fold, agent] = slope, error, full
+    others_KA55 = np.stack([np.delete(moments_KA55, fold, axis=0).sum(axis=0) for fold in range(FOLDS)])
+    others_KA55 += history.earlier(PART, batch.agent_names, (5, 5))
+    slope_KA, error_KA = slopes_and_errors(others_KA55)
+    full_KA = full_outcomes(others_KA55, slope_KA) - lowest
+    weight_KA = np.vectorize(posterior_weight, otypes=[float])(slope_KA, error_KA, full_KA, w_r)
+    columns = {"slopes": slope_KA, "errors": error_KA, "full": full_KA}
+    facts = {
+        name: {key: [float(x) if np.isfinite(x) else None for x in x_KA[:, a]] for key, x_KA in columns.items()}
+        for a, name in enumerate(batch.agent_names)
+    }
     present = np.unique(batch.agent_of_step[over_S])
     sums = {batch.agent_names[agent]: moments_KA55[:, agent].sum(axis=0) for agent in present}
-    return ScoreWeights(weight_KA[fold_S, batch.agent_of_step], slope_KA, error_KA, full_KA, sums)
+    return weight_KA[fold_S, batch.agent_of_step], facts, sums
 
 
 def _parts_of_trajectories(batch: TrajectoryBatch, over_S: Bools) -> Floats:
@@ -118,27 +96,26 @@ def _fold_moments(row_SZ: Floats, part_S: Floats, fold_S: Ints, batch: Trajector
     ends = np.searchsorted(cell_S[order], np.arange(FOLDS * agents + 1))
     for cell in np.flatnonzero(np.diff(ends)):
         at = order[ends[cell] : ends[cell + 1]]
-        with np.errstate(over="ignore", invalid="ignore"):  # moments that overflow are not used, see `slope_and_error`
+        with np.errstate(over="ignore", invalid="ignore"):  # moments that overflow are not used
             moments_KAZZ[cell // agents, cell % agents] = (row_SZ[at] * part_S[at, None]).T @ row_SZ[at]
     return moments_KAZZ
 
 
-def slope_and_error(moments_55: Floats) -> tuple[float, float]:
-    """Slope through the origin and its standard error from moments of (1, x, y, ...); (NaN, inf) without variance."""
-    n, square, product, total = moments_55[0, 0], moments_55[1, 1], moments_55[1, 2], moments_55[2, 2]
-    if n <= 2 or square <= 1e-12 * n or not np.isfinite(moments_55).all():
-        return float("nan"), float("inf")
-    slope = product / square
-    noise = max(total - slope * product, 0.0) / (n - 1)
-    return float(slope), float(np.sqrt(noise / square))
+def slopes_and_errors(moments_KA55: Floats) -> tuple[Floats, Floats]:
+    """Slopes through the origin and their standard errors from moments of (1, x, y); (NaN, inf) without variance."""
+    n, square, product, total = (moments_KA55[..., i, j] for i, j in ((0, 0), (1, 1), (1, 2), (2, 2)))
+    with np.errstate(all="ignore"):
+        known = (n > 2) & (square > 1e-12 * n) & np.isfinite(moments_KA55).all(axis=(2, 3))
+        slope = product / square
+        noise = np.maximum(total - slope * product, 0.0) / (n - 1)
+        return np.where(known, slope, np.nan), np.where(known, np.sqrt(noise / square), np.inf)
 
 
-def full_outcome(moments_55: Floats, slope: float) -> float:
-    """The predicted outcome of a full score; with a negative slope the mean outcome; NaN without a slope."""
-    if np.isnan(slope):
-        return float("nan")
-    score, outcome = moments_55[0, 3:] / moments_55[0, 0]
-    return float(outcome + max(slope, 0.0) * (1.0 - score))
+def full_outcomes(moments_KA55: Floats, slope_KA: Floats) -> Floats:
+    """The predicted outcomes of full scores; with a negative slope the mean outcome; NaN without a slope."""
+    with np.errstate(all="ignore"):
+        score, outcome = (moments_KA55[..., 0, i] / moments_KA55[..., 0, 0] for i in (3, 4))
+        return np.asarray(outcome + np.maximum(slope_KA, 0.0) * (1.0 - score))
 
 
 def posterior_weight(slope: float, error: float, full: float, w_r: float) -> float:

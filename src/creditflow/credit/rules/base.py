@@ -105,11 +105,7 @@ def bits(signal_S: Bools, outcome_S: Bools) -> NDArray[np.uint8]:
 
 
 def flow_up(
-    batch: TrajectoryBatch,
-    own_S: Floats,
-    gate_S: Floats,
-    gamma: float,
-    reached_S: NDArray[np.uint8] | None = None,
+    batch: TrajectoryBatch, own_S: Floats, gate_S: Floats, gamma: float, reached_S: NDArray[np.uint8] | None = None
 ) -> Floats:
     """[S] the credit received from children by the formula of this module.
 
@@ -180,10 +176,8 @@ class SharingRule(ScoreRule):
         """Give each step the credit `reward_S` [S], made of its agent's outcome and of its whole trajectory."""
         known_S = signal_S = inputs.rewards.known_S
         if self.shared_reward != "outcome":
-            trajectory_S, scored_S = (
-                inputs.batch.trajectory_of_step,
-                inputs.rewards.scored_S & inputs.options.decomposed,
-            )
+            trajectory_S = inputs.batch.trajectory_of_step
+            scored_S = inputs.rewards.scored_S & inputs.options.decomposed
             scored_N = np.bincount(trajectory_S[scored_S], minlength=inputs.batch.n_trajectories) > 0
             signal_S = signal_S | scored_N[trajectory_S]
         zero_S = np.zeros_like(reward_S)

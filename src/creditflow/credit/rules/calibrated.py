@@ -51,9 +51,8 @@ class Calibrated(OutcomeRule):
         parts: dict[str, Any] = {}
         facts: dict[str, Any] = {}
         if self.score_weight == "calibrated":
-            weights = score_weights(rewards, self.w_r, history.sums(PART), options.max_version_lag)
-            parts["score_weight_S"] = weights.value_S
-            facts["weights"], sums[PART] = weights.facts(rewards.batch.agent_names), weights.sums
+            learned = score_weights(rewards, self.w_r, history, options.max_version_lag)
+            parts["score_weight_S"], facts["weights"], sums[PART] = learned
         if self.w_m > 0:
             at, seen = observe(rewards)
             rates, harmless, model_sums = fit_score_model(seen, history)

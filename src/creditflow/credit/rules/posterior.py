@@ -11,8 +11,6 @@ from creditflow.credit.fits.posteriors import learn_rates, observe, step_posteri
 from creditflow.credit.history import History
 from creditflow.credit.records import (
     NOTHING,
-    OUTCOME,
-    SIGNAL,
     Credit,
     CreditOptions,
     Fit,
@@ -21,7 +19,7 @@ from creditflow.credit.records import (
     RuleInput,
     propagation_rule,
 )
-from creditflow.credit.rules.base import ScoreRule
+from creditflow.credit.rules.base import ScoreRule, bits
 
 
 @propagation_rule("posterior")
@@ -47,12 +45,8 @@ class Posterior(ScoreRule):
         harmless_S = np.full(rewards.batch.n_steps, np.nan)
         harmless_S[at] = step_posteriors(rates, seen).harmless_S
         harmless_S[~(rewards.scored_S | rewards.known_S)] = np.nan  # no evidence about the step
-        return Fit(
-            harmless_S=harmless_S,
-            if_wrong_S=worth_if_wrong(rewards),
-            facts={"model": rates.facts(rewards.batch.agent_names)},
-            history=history.after({}, observed),
-        )
+        if_wrong_S, facts = worth_if_wrong(rewards), {"model": rates.facts(rewards.batch.agent_names)}
+        return Fit(harmless_S=harmless_S, if_wrong_S=if_wrong_S, facts=facts, history=history.after({}, observed))
 
     def formulas(self, options: CreditOptions) -> Formulas:
         expected = "harmless + (1 - harmless) * if_wrong"
@@ -66,6 +60,6 @@ class Posterior(ScoreRule):
         is_paid_S = ~np.isnan(expected_S)
         paid_S = np.where(is_paid_S, float(self.w_r) * (expected_S - self.sub_reward_origin), 0.0)
         signal_S = (inputs.rewards.scored_S & inputs.options.decomposed) | (inputs.rewards.known_S & is_paid_S)
-        reached_S = signal_S * SIGNAL | (inputs.rewards.known_S & is_paid_S) * OUTCOME
+        reached_S = bits(signal_S, inputs.rewards.known_S & is_paid_S)
         frozen_S = ~is_paid_S & ~inputs.rewards.masked_S  # no evidence about the step
         return Credit(paid_S, zero_S, zero_S, reached_S, paid_S=paid_S, frozen_S=frozen_S if frozen_S.any() else None)

@@ -102,14 +102,9 @@ def credit_of(
 
     Every score of a trajectory is part of the means that its steps are compared with.
     """
-    zero_S = np.zeros_like(own_S)
+    received_S, shared_S = (np.zeros_like(own_S) if of_S is None else of_S for of_S in (received_S, shared_S))
     trajectory_S, n = inputs.batch.trajectory_of_step, inputs.batch.n_trajectories
     outcome_N = np.bincount(trajectory_S, inputs.rewards.known_S, n) > 0
     signal_N = outcome_N | (np.bincount(trajectory_S, scored(inputs), n) > 0)
-    return Credit(
-        own_S=own_S,
-        received_S=zero_S if received_S is None else received_S,
-        shared_S=zero_S if shared_S is None else shared_S,
-        reached_S=bits(signal_N[trajectory_S], outcome_N[trajectory_S]),
-        frozen_S=frozen_S,
-    )
+    reached_S = bits(signal_N[trajectory_S], outcome_N[trajectory_S])
+    return Credit(own_S, received_S, shared_S, reached_S, frozen_S=frozen_S)

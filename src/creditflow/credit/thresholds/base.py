@@ -107,13 +107,10 @@ def make_threshold(spec: float | Mapping[str, Any], agents: Iterable[str] | None
         return THRESHOLDS["fixed"](team, value=spec)
     if not isinstance(spec, Mapping):
         raise ConfigError(f"{KEY}: expected a finite number, or a mapping with `kind`, got {spec!r}")
-    name = spec.get("kind")
-    if name not in THRESHOLDS:
-        names = " or ".join(THRESHOLDS.names())
-        raise ConfigError(f"{KEY}.kind: expected {names}, got {name!r}{THRESHOLDS.hint(name)}")
-    kind = THRESHOLDS[str(name)]
-    options = {key: value for key, value in spec.items() if key != "kind"}
-    expect_keywords(str(name), kind, options, KEY, first=1)
+    options = dict(spec)
+    name = options.pop("kind", None)
+    kind = THRESHOLDS[name]
+    expect_keywords(name, kind, options, KEY, first=1)
     threshold = kind(team, **options)
     parts = ("floor", "theta", "update", "state_dict", "load_state_dict", "metrics")
     if missing := [part for part in parts if not hasattr(threshold, part)]:
