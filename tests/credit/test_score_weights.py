@@ -65,10 +65,11 @@ def test_weight_of_exact_scores_ignores_how_rare_success_is():
     assert np.nanmean(weight_S) == pytest.approx(1.0, abs=0.1)
 
 
-def test_weight_does_not_depend_on_the_range_of_the_outcome():
+@pytest.mark.parametrize(("low", "high"), [(-1.0, 1.0), (1.0, 2.0), (-11.0, -10.0)])
+def test_weight_does_not_depend_on_the_range_of_the_outcome(low, high):
     plain = judged(32, 0.2)
     games = [
-        replace(trajectory, outcome=Score(2.0 * trajectory.outcome.value - 1.0, range=(-1.0, 1.0)))
+        replace(trajectory, outcome=Score(low + (high - low) * trajectory.outcome.value, range=(low, high)))
         for trajectory in plain
     ]
     weights = [assign(batch_of(*of), CALIBRATED).fit.score_weight_S for of in (plain, games)]

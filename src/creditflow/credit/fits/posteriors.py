@@ -150,14 +150,20 @@ def bins(score_S: Floats) -> Ints:
 
 
 def successes(batch: TrajectoryBatch, outcome_S: Floats) -> Floats:
-    """[S] q: the place of the outcome of each step's agent in its declared range, from 0 to 1; unknown: in [0, 1]."""
-    range_N2 = np.array([(0.0, 1.0) if score is None else score.range for score in batch.outcome_scores], np.float64)
-    low_S, high_S = range_N2.reshape(-1, 2)[batch.trajectory_of_step].T
-    at, scores, place = batch.derived("own_outcomes", lambda: own_outcomes(batch))
-    if at.size:
-        low_S[at], high_S[at] = np.array([score.range for score in scores], np.float64)[place].T
+    """[S] q: the place of the outcome of each step's agent in its declared range, from 0 to 1."""
+    low_S, high_S = outcome_ranges(batch)
     place_S: Floats = np.clip((outcome_S - low_S) / (high_S - low_S), 0.0, 1.0)
     return place_S
+
+
+def outcome_ranges(batch: TrajectoryBatch) -> Floats:
+    """[2, S] the ends of the declared range of each step's outcome; [0, 1] where it is unknown."""
+    range_N2 = np.array([(0.0, 1.0) if score is None else score.range for score in batch.outcome_scores], np.float64)
+    range_2S: Floats = range_N2.reshape(-1, 2)[batch.trajectory_of_step].T
+    at, scores, place = batch.derived("own_outcomes", lambda: own_outcomes(batch))
+    if at.size:
+        range_2S[:, at] = np.array([score.range for score in scores], np.float64)[place].T
+    return range_2S
 
 
 # ---- the rule `calibrated` -------------------------------------------------------------------------------------------

@@ -5,9 +5,9 @@ For each agent, the outcome is regressed on the agent's sub-rewards, both relati
     R - mean of others = slope * (r_t - mean of others) + noise
 
 Its reliability is the share of the outcome that is lost with the score: the slope over the predicted outcome of a
-full score, `full = mean R + slope * (1 - mean r)`, above the lowest outcome. It is 1 if a score of 0 rules out success,
-however rare success is, and 0 if the score tells nothing. The slope alone is small wherever errors of other agents make
-success rare.
+full score, `full = mean R + slope * (1 - mean r)`, with R measured from the lower end of its declared range. It is 1 if
+a score of 0 rules out success, however rare success is, and 0 if the score tells nothing. The slope alone is small
+wherever errors of other agents make success rare.
 
 The weight is the mean of `w_r * reliability` given the data, under a normal prior with mean `w_r` and standard
 deviation `tau = w_r / 2` (Bayesian linear regression with known noise, Gelman et al., Bayesian Data Analysis, section
@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from creditflow.credit.fits.posteriors import outcome_ranges
 from creditflow.credit.groups import group_codes, leave_one_out_mean
 from creditflow.credit.history import History, Sums
 from creditflow.credit.records import Rewards
@@ -41,9 +42,9 @@ def score_weights(
 ) -> tuple[Floats, dict[str, Any], Sums]:
     """[S] the weight of each step's score, in place of the prior weight `w_r`; the facts behind it; and its sums.
 
-    Facts: slopes, their standard errors, and the predicted outcomes of a full score above the lowest outcome, by agent
-    and fold; None without data. Sums: [5, 5] second moments of each agent: 1, score and outcome relative to the task's
-    other rollouts, score, outcome.
+    Facts: slopes, their standard errors, and the predicted outcomes of a full score, above the lower end of the range,
+    by agent and fold; None without data. Sums: [5, 5] second moments of each agent: 1, score and outcome relative to
+    the task's other rollouts, score, and outcome above the lower end of its range.
     """
     batch = rewards.batch
     over_S = rewards.known_S & rewards.scored_S
@@ -59,16 +60,15 @@ def score_weights(
         rewards.sub_reward_S - score_of_others_S,
         rewards.outcome_S - outcome_of_others_S,
         rewards.sub_reward_S,
-        rewards.outcome_S,
+        rewards.outcome_S - outcome_ranges(batch)[0],
     )
     row_S5 = np.column_stack([np.ones(batch.n_steps), *(np.where(over_S, value_S, 0.0) for value_S in values)])
     fold_S = batch.group_of_trajectory[batch.trajectory_of_step] % FOLDS
     moments_KA55 = _fold_moments(row_S5, _parts_of_trajectories(batch, over_S), fold_S, batch)
-    lowest = float(rewards.outcome_S[over_S].min(initial=0.0))
     others_KA55 = np.stack([np.delete(moments_KA55, fold, axis=0).sum(axis=0) for fold in range(FOLDS)])
     others_KA55 += history.earlier(PART, batch.agent_names, (5, 5))
     slope_KA, error_KA = slopes_and_errors(others_KA55)
-    full_KA = full_outcomes(others_KA55, slope_KA) - lowest
+    full_KA = full_outcomes(others_KA55, slope_KA)
     weight_KA = np.vectorize(posterior_weight, otypes=[float])(slope_KA, error_KA, full_KA, w_r)
     columns = {"slopes": slope_KA, "errors": error_KA, "full": full_KA}
     facts = {
@@ -121,7 +121,7 @@ def full_outcomes(moments_KA55: Floats, slope_KA: Floats) -> Floats:
 def posterior_weight(slope: float, error: float, full: float, w_r: float) -> float:
     """The mean of `w_r * reliability` given a slope and its standard error, under the prior of this module.
 
-    `full`: the predicted outcome of a full score, above the lowest outcome. At least 0; `w_r` without data.
+    `full`: the predicted outcome of a full score, above the lower end of the range. At least 0; `w_r` without data.
     """
     whole = max(full, slope)
     if not np.isfinite(error) or w_r == 0.0 or not whole > 0.0:
