@@ -123,6 +123,14 @@ def test_reach_is_the_share_of_trajectories_with_a_signal(chosen, reach):
     assert unreached_agents(assigned) == tuple(agent for agent, share in reach.items() if share == 0.0)
 
 
+def test_values_of_a_critic_carry_the_outcome_to_unscored_agents():
+    batch = batch_of(unscored_planner(0, 1.0), unscored_planner(1, 0.25, 0.0))
+    for w_o, unreached in ((1.0, ()), (0.0, ("plan", "verify"))):
+        chosen = credit_options("own", adv_estimator="gae", w_o=w_o)
+        assigned = assign(batch, chosen, values_T=np.zeros(batch.response_mask.size))
+        assert unreached_agents(assigned) == unreached
+
+
 def test_right_child_with_credit_0_counts_as_a_signal():
     assigned = credited(make_trajectory("t", [step("plan"), step("write", 1.0)]))
     assert assigned.credit.received_S[0] == 0.0

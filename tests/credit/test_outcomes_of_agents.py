@@ -104,6 +104,9 @@ def test_failed_outcome_of_the_answer_trains_no_step_before_it():
         assert assigned.groups.trained_S.tolist() == [trained, False] + [True] * 4
     note = explain(credited(failed, *rest, outcome_to="answer"), 0).operations[-1].note
     assert note == "the outcome of a later answer step's agent could not be scored"
+    relative = credited(failed, *rest, propagation="gigpo", adv_estimator="relative")
+    assert relative.credit.frozen_S is None
+    assert explain(relative, 0).operations[-1].note == note
     codes = [finding.code for finding in check_groups(batch_of(failed, *rest))]
     assert "masked_agents" in codes
 

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from creditflow.credit import CreditOptions, assign, explain
 from creditflow.credit.fits import posteriors
 from creditflow.credit.fits.posteriors import BINS, PART, SLIPS, Rates, bins, step_posteriors
+from creditflow.credit.groups import LEVELS
 from creditflow.credit.history import History, Observations
 from creditflow.data import Score, TrajectoryBatch
 from creditflow.errors import DataError
+from creditflow.reports.why import worth_a_look
 from tests.builders import batch_of, credit_options, examples, make_trajectory, step
 from tests.credit.strategies import situations
 from tests.oracle import fitted as oracle
@@ -228,6 +230,7 @@ def test_posterior_without_evidence_trains_no_step():
     assert (assigned.credit.reached_S.astype(bool) == assigned.rewards.scored_S).all()
     assert (assigned.credit.own_S[1::2] < 0.0).all()
     assert explain(assigned, 0).operations[-1].note == "neither its score nor the outcome is known"
+    assert "neither its score nor the outcome is known" in dict(worth_a_look(assigned)).values()
 
 
 def test_outcome_between_its_ends_counts_in_proportion():
@@ -297,10 +300,10 @@ def test_posterior_without_sub_rewards_follows_the_outcome():
         min_size=2,
         max_size=6,
     ),
-    st.sampled_from(("agent", "agent_turn", "task_agent")),
+    st.sampled_from(tuple(LEVELS)),
 )
 def test_posterior_prefers_a_step_of_a_success(rows, group_by):
-    """A step never gets a lower advantage than one of a failed rollout with the same score in the same group."""
+    """No step has a lower advantage than one of its agent and group with the same score in a failed rollout."""
     trajectories = [
         make_trajectory(f"{n}", [step(*of_step) for of_step in steps], outcome, task=f"q{n % 2}")
         for n, (steps, outcome) in enumerate(rows)
@@ -308,8 +311,9 @@ def test_posterior_prefers_a_step_of_a_success(rows, group_by):
     assigned = assign(batch_of(*trajectories), credit_options("posterior", group_by=group_by))
     outcome_S = assigned.batch.outcome[assigned.batch.trajectory_of_step]
     score_S = np.nan_to_num(assigned.rewards.sub_reward_S, nan=-1.0)
-    for group, score in {*zip(assigned.groups.group_S.tolist(), score_S.tolist(), strict=True)}:
-        alike_S = (assigned.groups.group_S == group) & (score_S == score)
+    alike_S3 = np.column_stack([assigned.groups.group_S, assigned.batch.agent_of_step, score_S])
+    for key in np.unique(alike_S3, axis=0):
+        alike_S = (alike_S3 == key).all(axis=1)
         success, failure = (assigned.advantage.advantage_S[alike_S & (outcome_S == value)] for value in (1.0, 0.0))
         assert success.min(initial=np.inf) >= failure.max(initial=-np.inf) - 1e-9
 

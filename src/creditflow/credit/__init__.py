@@ -16,7 +16,7 @@ functions (in `score_weights`: folds), `G` groups, `C` cells (the part of one tr
 | `outcome_S` | R: the outcome of the step's agent |
 | `gate_S`, `share_S` | the factor on credit that the step passes to its parents; each parent's part of it |
 | `own_S` | e_t: `paid_S`, with the step's part of the outcome where the outcome goes to the answer |
-| `received_S`, `shared_S` | credit from children; credit given equally to all steps of the trajectory |
+| `received_S`, `shared_S` | credit from children; credit that is the same at all steps of an agent |
 | `credit_S` | c_t: own + received + shared |
 | `reached_S` | bits: whether any signal, or the outcome, reached the step |
 | `weight_S` | the weight that balances strata, the last factor of the advantage |
@@ -32,8 +32,8 @@ functions (in `score_weights`: folds), `G` groups, `C` cells (the part of one tr
 | `known_S` | with a known outcome |
 | `masked_S` | left out of training, with their trajectory or because their agent's own outcome failed |
 | `gate_open_S`, `forced_open_S` | with an open gate; opened to keep the threshold's floor |
-| `frozen_S` | not trained by the rule's choice: they lie upstream of a failure |
-| `lost_S`, `misled_S` | answer steps without their outcome; steps that it would have reached |
+| `frozen_S` | not trained by the rule's choice, see `Rule.why_frozen` |
+| `misled_S` | without the outcome of a later answer step, whose scoring failed |
 | `by_token_S` | paid token by token |
 | `trained_S` | in the loss: not masked, frozen or misled, and not failed under a rule that pays scores |
 | `tied_S` | in a group of equal values |

@@ -90,6 +90,8 @@ class Rule:
     """Whether the rule has a `fit`."""
     gated: ClassVar[bool] = False
     """Whether gates act on the credit that the rule moves."""
+    why_frozen: ClassVar[str] = "frozen by its rule"
+    """The reason for a step in `Credit.frozen_S`, in words."""
     comparison_rank: ClassVar[int] = 0
     """The place among the rules that are compared by default, from 1, the baseline; 0: not compared by default."""
 
@@ -374,7 +376,7 @@ class Credit:
     received_S: Floats
     """[S] credit received from children, discounted."""
     shared_S: Floats
-    """[S] credit given equally to every step of the trajectory."""
+    """[S] credit that is the same at all steps of an agent in the trajectory: the outcome, or a global reward."""
     reached_S: NDArray[np.uint8]
     """[S] bits SIGNAL (a score, the outcome, or credit from a child with a signal reached the step) and OUTCOME (the
     outcome did). A step can have a signal and credit 0: at origin 1, every right step has 0."""
@@ -387,12 +389,11 @@ class Credit:
     threshold_S: Floats | None = None
     """[S] theta_t, the threshold in force; None for a rule without gates."""
     gate_open_S: Bools | None = None
-    """[S] whether the step is unscored, or its sub-reward is above the threshold; None for a rule without gates."""
+    """[S] unscored, with a sub-reward above the threshold, or `forced_open_S`; None for a rule without gates."""
     forced_open_S: Bools | None = None
     """[S] opened below the threshold, to keep the floor on the share of open gates; None for a rule without gates."""
     frozen_S: Bools | None = None
-    """[S] steps that must not learn from this trajectory, such as those upstream of a failure; None: no such step."""
-
+    """[S] steps that the rule does not train, see `Rule.why_frozen`; None: no such step."""
     misled_S: Bools | None = None
     """[S] steps whose credit lacks the outcome of a later answer step, because that agent's outcome failed; None: none.
     They are not trained."""
@@ -466,6 +467,8 @@ class CriticTerms:
     """[S] the part received from the children's values and advantages."""
     first_S: Floats
     """[S] A_j at the step's first sampled token; 0 if it has none."""
+    kept_S: Floats | None = None
+    """[S] the pay for its own score in the worth of a step, which its parents do not get; None: gates pass it on."""
 
 
 @dataclass(frozen=True, slots=True)

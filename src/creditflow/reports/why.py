@@ -84,7 +84,7 @@ def worth_a_look(a: Assignment) -> list[tuple[int, str]]:
         (a.groups.trained_S & (a.advantage.advantage_S < 0), -a.advantage.advantage_S, "the lowest advantage"),
         (withheld_S > 0, withheld_S, "its gate withheld the most credit"),
         (a.rewards.failed_S, np.ones(len(a.rewards.failed_S)), "its scoring failed"),
-        (frozen_S, none_S + 1.0, "frozen: it lies upstream of a failure"),
+        (frozen_S, none_S + 1.0, a.options.propagation.why_frozen),
     )
     reasons: dict[int, str] = {}
     for among_S, size_S, reason in candidates:

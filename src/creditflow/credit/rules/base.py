@@ -81,16 +81,20 @@ class OutcomeRule(ScoreRule):
         batch, rewards, options = inputs.batch, inputs.rewards, inputs.options
         paid_S, outcome_S, known_S = self.pay(inputs), self.w_o * rewards.outcome_S, rewards.known_S & (self.w_o > 0)
         zero_S = np.zeros_like(paid_S)
-        own_S, shared_S, misled_S = paid_S, outcome_S, None
+        own_S, shared_S, misled_S, passes_S = paid_S, outcome_S, None, gate_S
         if self.at_answer(options):
             own_S, shared_S = paid_S + answer_part(batch, outcome_S), zero_S
             known_S &= batch.is_answer_step
             passes_S = np.ones_like(paid_S) if gate_S is None and options.estimator.critic else gate_S
             if passes_S is not None and options.gamma > 0 and self.w_o > 0:
-                lost_S = lost_upstream(batch, rewards.masked_S, passes_S)
-                misled_S = lost_S if lost_S.any() else None
+                upstream_S = misled_upstream(batch, rewards.masked_S, passes_S)
+                misled_S = upstream_S if upstream_S.any() else None
         reached_S = bits(known_S | (rewards.scored_S & options.decomposed & (self.w_r > 0)), known_S)
         received_S = zero_S if gate_S is None else flow_up(batch, own_S, gate_S, options.gamma, reached_S)
+        if gate_S is None and passes_S is not None:  # a critic's values pass the outcome, without the pay for scores
+            outcome_reached_S = bits(known_S, known_S)
+            flow_up(batch, zero_S, passes_S, options.gamma, outcome_reached_S)
+            reached_S |= outcome_reached_S
         return Credit(own_S, received_S, shared_S, reached_S, paid_S=paid_S, gate_S=gate_S, misled_S=misled_S)
 
 
@@ -120,7 +124,7 @@ def flow_up(
     return received_S
 
 
-def lost_upstream(batch: TrajectoryBatch, masked_S: Bools, gate_S: Floats) -> Bools:
+def misled_upstream(batch: TrajectoryBatch, masked_S: Bools, gate_S: Floats) -> Bools:
     """[S] steps whose credit lacks the outcome of an answer step, because its scoring failed for that agent alone.
 
     Without the outcome, the answer step passes on a credit of 0 through the gates `gate_S`, which is no reward.
@@ -176,9 +180,8 @@ class SharingRule(ScoreRule):
         """Give each step the credit `reward_S` [S], made of its agent's outcome and of its whole trajectory."""
         known_S = signal_S = inputs.rewards.known_S
         if self.shared_reward != "outcome":
-            trajectory_S = inputs.batch.trajectory_of_step
-            scored_S = inputs.rewards.scored_S & inputs.options.decomposed
-            scored_N = np.bincount(trajectory_S[scored_S], minlength=inputs.batch.n_trajectories) > 0
+            trajectory_S, n = inputs.batch.trajectory_of_step, inputs.batch.n_trajectories
+            scored_N = np.bincount(trajectory_S, inputs.rewards.scored_S & inputs.options.decomposed, n) > 0
             signal_S = signal_S | scored_N[trajectory_S]
         zero_S = np.zeros_like(reward_S)
         return Credit(zero_S, zero_S, reward_S, bits(signal_S, known_S))

@@ -8,7 +8,7 @@ import numpy as np
 
 from creditflow.credit.records import Credit, RuleInput, propagation_rule, weight
 from creditflow.credit.rules.base import answer_part, flow_up
-from creditflow.credit.rules.relative import RelativeRule, by_steps, codes_at, comparable, credit_of, lost
+from creditflow.credit.rules.relative import RelativeRule, by_steps, codes_at, comparable, credit_of, misled
 from creditflow.data import Bools, Floats
 
 
@@ -28,14 +28,14 @@ class Gagpo(RelativeRule):
     equal states alone."""
 
     def credit(self, inputs: RuleInput) -> Credit:
-        batch, options, frozen_S = inputs.batch, inputs.options, lost(inputs)
+        batch, options, misled_S = inputs.batch, inputs.options, misled(inputs)
         own_S = self.pay(inputs) + answer_part(batch, self.w_o * inputs.rewards.outcome_S)
-        every_S, over_S = np.ones_like(own_S), comparable(inputs) & ~frozen_S
+        every_S, over_S = np.ones_like(own_S), comparable(inputs) & ~misled_S
         value_S = self.state_values(inputs, own_S + flow_up(batch, own_S, every_S, options.gamma), over_S)
         next_S = np.bincount(batch.edge_parent, (batch.share_of_step * value_S)[batch.edge_child], batch.n_steps)
         delta_S = own_S + options.gamma * next_S - value_S
         later_S = flow_up(batch, delta_S, every_S, options.gamma * options.lam)
-        return credit_of(inputs, by_steps(inputs, delta_S + later_S, "task", over_S), frozen_S=frozen_S)
+        return credit_of(inputs, by_steps(inputs, delta_S + later_S, "task", over_S), misled_S=misled_S)
 
     def state_values(self, inputs: RuleInput, return_S: Floats, over_S: Bools) -> Floats:
         """[S] `V = (n * m + value_prior * m') / (n + value_prior)`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from creditflow.credit.records import Credit, RuleInput, propagation_rule
-from creditflow.credit.rules.relative import WeightedRule, by_steps, comparable, credit_of, lost
+from creditflow.credit.rules.relative import WeightedRule, by_steps, comparable, credit_of, misled
 
 
 @propagation_rule("gigpo")
@@ -21,6 +21,6 @@ class Gigpo(WeightedRule):
     """
 
     def credit(self, inputs: RuleInput) -> Credit:
-        frozen_S, return_S = lost(inputs), self.returns(inputs, self.pay(inputs))
-        step_S = by_steps(inputs, return_S, "task_agent_state", comparable(inputs) & ~frozen_S)
-        return credit_of(inputs, self.step_weight * step_S, shared_S=self.episode_S(inputs), frozen_S=frozen_S)
+        misled_S, return_S = misled(inputs), self.returns(inputs, self.pay(inputs))
+        step_S = by_steps(inputs, return_S, "task_agent_state", comparable(inputs) & ~misled_S)
+        return credit_of(inputs, self.step_weight * step_S, shared_S=self.episode_S(inputs), misled_S=misled_S)

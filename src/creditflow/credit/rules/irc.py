@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from creditflow.credit.records import Credit, RuleInput, propagation_rule
-from creditflow.credit.rules.relative import WeightedRule, by_steps, comparable, credit_of, lost, scored
+from creditflow.credit.rules.relative import WeightedRule, by_steps, comparable, credit_of, misled, scored
 from creditflow.data import Floats
 
 _LEAST = 1e-18
@@ -26,10 +26,10 @@ class Irc(WeightedRule):
     """
 
     def credit(self, inputs: RuleInput) -> Credit:
-        frozen_S, paid_S = lost(inputs), self.pay(inputs)
+        misled_S, paid_S = misled(inputs), self.pay(inputs)
         return_S = self.returns(inputs, paid_S * correlations(inputs, paid_S))
-        step_S = by_steps(inputs, return_S, "task_agent_turn", comparable(inputs) & ~frozen_S)
-        return credit_of(inputs, self.step_weight * step_S, shared_S=self.episode_S(inputs), frozen_S=frozen_S)
+        step_S = by_steps(inputs, return_S, "task_agent_turn", comparable(inputs) & ~misled_S)
+        return credit_of(inputs, self.step_weight * step_S, shared_S=self.episode_S(inputs), misled_S=misled_S)
 
 
 def correlations(inputs: RuleInput, paid_S: Floats) -> Floats:

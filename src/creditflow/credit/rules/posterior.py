@@ -33,6 +33,7 @@ class Posterior(ScoreRule):
 
     flow: ClassVar[str] = NOTHING
     learns: ClassVar[bool] = True
+    why_frozen: ClassVar[str] = "neither its score nor the outcome is known"
     comparison_rank: ClassVar[int] = 5
 
     def fit(self, rewards: Rewards, options: CreditOptions, history: History) -> Fit | None:
@@ -59,7 +60,7 @@ class Posterior(ScoreRule):
         expected_S = fit.harmless_S + (1.0 - fit.harmless_S) * fit.if_wrong_S
         is_paid_S = ~np.isnan(expected_S)
         paid_S = np.where(is_paid_S, float(self.w_r) * (expected_S - self.sub_reward_origin), 0.0)
-        signal_S = (inputs.rewards.scored_S & inputs.options.decomposed) | (inputs.rewards.known_S & is_paid_S)
-        reached_S = bits(signal_S, inputs.rewards.known_S & is_paid_S)
+        known_S = inputs.rewards.known_S & is_paid_S
+        reached_S = bits(known_S | (inputs.rewards.scored_S & inputs.options.decomposed), known_S)
         frozen_S = ~is_paid_S & ~inputs.rewards.masked_S  # no evidence about the step
         return Credit(paid_S, zero_S, zero_S, reached_S, paid_S=paid_S, frozen_S=frozen_S if frozen_S.any() else None)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from creditflow.credit.groups import EPSILON, TIE_TOLERANCE, cells_of, group_codes
 from creditflow.credit.records import Credit, RuleInput, weight
-from creditflow.credit.rules.base import ScoreRule, answer_part, bits, flow_up, lost_upstream
+from creditflow.credit.rules.base import ScoreRule, answer_part, bits, flow_up, misled_upstream
 from creditflow.data import Bools, Floats, Ints
 
 
@@ -86,9 +86,9 @@ def scored(inputs: RuleInput) -> Bools:
     return inputs.rewards.scored_S & inputs.options.decomposed
 
 
-def lost(inputs: RuleInput) -> Bools:
-    """[S] the steps whose return lacks the outcome of an answer step; see `lost_upstream`."""
-    return lost_upstream(inputs.batch, inputs.rewards.masked_S, np.ones(inputs.batch.n_steps))
+def misled(inputs: RuleInput) -> Bools:
+    """[S] the steps whose return lacks the outcome of an answer step; see `misled_upstream`."""
+    return misled_upstream(inputs.batch, inputs.rewards.masked_S, np.ones(inputs.batch.n_steps))
 
 
 def credit_of(
@@ -96,7 +96,7 @@ def credit_of(
     own_S: Floats,
     received_S: Floats | None = None,
     shared_S: Floats | None = None,
-    frozen_S: Bools | None = None,
+    misled_S: Bools | None = None,
 ) -> Credit:
     """The Credit of a rule that compares trajectories, with a signal at every step of a trajectory that has one.
 
@@ -107,4 +107,4 @@ def credit_of(
     outcome_N = np.bincount(trajectory_S, inputs.rewards.known_S, n) > 0
     signal_N = outcome_N | (np.bincount(trajectory_S, scored(inputs), n) > 0)
     reached_S = bits(signal_N[trajectory_S], outcome_N[trajectory_S])
-    return Credit(own_S, received_S, shared_S, reached_S, frozen_S=frozen_S)
+    return Credit(own_S, received_S, shared_S, reached_S, misled_S=misled_S)

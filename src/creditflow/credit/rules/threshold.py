@@ -24,6 +24,7 @@ class ThresholdRule(OutcomeRule):
 
     flow: ClassVar[str] = FORMULA
     gated: ClassVar[bool] = True
+    why_frozen: ClassVar[str] = "frozen: it lies upstream of a closed gate"
     comparison_rank: ClassVar[int] = 4
 
     theta: float | Mapping[str, Any] = option(0.5)
