@@ -5,6 +5,7 @@ import pytest
 
 from creditflow.credit import CreditOptions, Estimate, EstimatorInput, advantage_estimator, assign
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS
+from creditflow.data import Score
 from creditflow.errors import ConfigError
 from tests.builders import batch_of, credit_options, credited, make_trajectory, step
 from tests.credit.strategies import registered
@@ -45,6 +46,19 @@ def test_gae_tells_early_steps_of_success_and_failure_apart():
     assigned = assign(two, CreditOptions(adv_estimator="gae"), values_T=np.zeros(8))
     failure, success = assigned.advantage.advantage_S.reshape(2, 3)
     assert (success > failure + 0.1).all()
+
+
+@pytest.mark.parametrize("score", [1.0, 0.0, "failed", {"f": Score((0.0, 1.0, 0.5, 0.25), (0.0, 1.0))}])
+@pytest.mark.parametrize("granularity", ["step", "token_level"])
+def test_gae_keeps_the_pay_for_scores_at_their_step(granularity, score):
+    plan = step("plan", tokens=2)
+    rows = [[plan, step("write", score, tokens=4)], [plan, step("write", 0.5, tokens=0)]]
+    batch = batch_of(*(make_trajectory(f"t{n}", steps, 0.0) for n, steps in enumerate(rows)))
+    chosen = credit_options(
+        w_o=0.0, adv_estimator="gae", gamma=1.0, lam=1.0, gamma_token=0.5, decomp_granularity=granularity
+    )
+    assigned = assign(batch, chosen, values_T=np.zeros(batch.response_mask.size))
+    assert assigned.advantage.critic.down_S == pytest.approx(0.0, abs=1e-12)
 
 
 def test_custom_estimator_masks_like_built_in_ones():

@@ -80,9 +80,14 @@ def test_token_advantages_check_the_output_array():
     [
         (lambda zero_S: None, ConfigError, "propagation: wrong: expected `credit` to return Credit, got NoneType"),
         (lambda zero_S: {"own_S": np.zeros(3)}, ConfigError, r"wrong: expected own_S of shape \(1,\), got \(3,\)"),
-        (lambda zero_S: {"received_S": zero_S + 1}, ConfigError, "'wrong' fills Credit.received_S and not gate_S"),
         (
-            lambda zero_S: {"own_S": zero_S + np.nan},
+            lambda zero_S: {"own_S": zero_S},
+            ConfigError,
+            "Credit.gate_S, or, if no credit moves, to declare flow",
+        ),
+        (lambda zero_S: {"received_S": zero_S + 1}, ConfigError, "expected rule 'wrong' to fill Credit.gate_S"),
+        (
+            lambda zero_S: {"own_S": zero_S + np.nan, "gate_S": zero_S},
             NotFiniteError,
             r"propagation: wrong: step t0\.0: expected a finite own_S, got nan",
         ),

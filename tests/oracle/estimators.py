@@ -246,9 +246,13 @@ class Estimators(Flow):
         return own + shared, self.o.gamma * handed_up
 
     def score_pay(self, node):
-        """The pay for the step's own score, which its parents do not get."""
-        r = self.sub_reward(node)
-        return 0.0 if r is None else self.o.w_r * (r - self.o.sub_reward_origin)
+        """The pay for the step's own score at its first sampled token, which its parents do not get."""
+        r, sampled = self.sub_reward(node), self.sampled(node)
+        pays = [0.0] * max(len(sampled) - 1, 0) + [0.0 if r is None else self.o.w_r * (r - self.o.sub_reward_origin)]
+        if self.has_token_term(node):
+            rho = self.rho(node)
+            pays = [self.o.w_r * (rho[j] - self.o.sub_reward_origin) / len(sampled) for j in sampled]
+        return math.fsum(self.o.gamma_token**i * pay for i, pay in enumerate(pays))
 
     def worth(self, node):
         """The critic's value at the start of the step plus lam times the advantage there."""

@@ -16,7 +16,7 @@ from creditflow.credit.advantage import advantages, compare
 from creditflow.credit.estimators.base import check_values
 from creditflow.credit.groups import LEVEL_NAMES, describe
 from creditflow.credit.history import History
-from creditflow.credit.records import Advantage, Credit, CreditOptions, Fit, Groups, Rewards, RuleInput
+from creditflow.credit.records import NOTHING, Advantage, Credit, CreditOptions, Fit, Groups, Rewards, RuleInput
 from creditflow.credit.rewards import read_rewards
 from creditflow.credit.thresholds.base import Constant, Threshold
 from creditflow.credit.tokens import write_tokens
@@ -164,10 +164,12 @@ def _checked_credit(credit: object, batch: TrajectoryBatch, options: CreditOptio
         if not absent and np.shape(values) != (batch.n_steps,):
             expected = f"expected {column.name} of shape ({batch.n_steps},)"
             raise ConfigError(f"{key}: {expected}, got {np.shape(values)}")
-    if options.estimator.critic and credit.gate_S is None and credit.received_S.any():
+    moves = options.propagation.flow != NOTHING or credit.received_S.any()
+    if options.estimator.critic and credit.gate_S is None and moves:
         raise ConfigError(
-            f"algorithm.adv_estimator: {options.adv_estimator} needs to know by which gates credit flows, but rule "
-            f"{str(options.propagation)!r} fills Credit.received_S and not gate_S"
+            f"algorithm.adv_estimator: {options.adv_estimator} needs to know by which gates credit flows: expected "
+            f"rule {str(options.propagation)!r} to fill Credit.gate_S, or, if no credit moves, to declare "
+            f"flow: ClassVar[str] = {NOTHING!r}"
         )
     credit = replace(credit, total_S=credit.own_S + credit.received_S + credit.shared_S)
     for name in ("own_S", "received_S", "shared_S", "total_S", "gate_S"):

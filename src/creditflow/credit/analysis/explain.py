@@ -223,18 +223,13 @@ class _Story:
         """The reason for an advantage of 0; None if the advantage, or its token term alone, is not 0."""
         a, s, rule, rewards, credit = self.a, self.s, self.a.options.propagation, self.a.rewards, self.a.credit
         is_frozen, is_misled = (of_S is not None and of_S[s] for of_S in (credit.frozen_S, credit.misled_S))
-        frozen = f"frozen by {rule}"
-        if rule.gated:
-            frozen = "frozen: it lies upstream of a closed gate"
-        elif not (rewards.scored_S[s] or rewards.known_S[s]):
-            frozen = "neither its score nor the outcome is known"
         masked, trained = rewards.masked_N[a.batch.trajectory_of_step[s]], a.groups.trained_S[s]
         has_critic = a.advantage.critic is not None or a.options.estimator.critic
         agent = a.batch.agent_names[a.batch.agent_of_step[s]]
         reasons = (
             (masked, "its trajectory is masked: failed, not scored, or truncated"),
             (rewards.masked_S[s] and not trained, f"it is masked: the outcome of {agent} could not be scored"),
-            (is_frozen, frozen),
+            (is_frozen, rule.why_frozen),
             (is_misled, "the outcome of a later answer step's agent could not be scored"),
             (rewards.failed_S[s] and not trained, "its scoring failed"),
             (a.groups.group_S[s] < 0, "there is no other trajectory to compare it with, at any level"),
@@ -328,7 +323,6 @@ def _columns(a: Assignment) -> dict[str, Any]:
         "gate": outcome_gates(a.credit, a.options),
         "share": batch.share_of_step,
         "answers": np.where(batch.is_answer_step, batch.answers_of_step, nan),
-        "kept": a.credit.paid_S if a.credit.gate_S is None else None,
         "value": None if critic is None else at_first_token(batch, critic.values_T, nan),
     }
 
