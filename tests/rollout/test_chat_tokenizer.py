@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -220,6 +221,22 @@ AFTER_CALLS = KNOWS_TOOLS.replace("{% for m in messages %}", AFTER_CALLS)
 LLAMA_CALLS = KNOWS_TOOLS.replace("<tool_call>", "").replace("</tool_call>", "").replace('arguments"', 'parameters"')
 ROLE = "{{ '[TOOL_RESULTS]' if m.role == 'tool' else '<|' + m.role + '|>' }}"
 MISTRAL_CALLS = LLAMA_CALLS.replace('{"name', '[TOOL_CALLS]{"name').replace("<|{{ m.role }}|>", ROLE)
+CHECKS_IDS = "{% if m.tool_call_id and m.tool_call_id | length != 9 %}{{ raise_exception('id') }}{% endif %}"
+CHECKS_IDS = KNOWS_TOOLS.replace("<|{{ m.role }}|>", f"<|{{{{ m.role }}}}|>{CHECKS_IDS}({{{{ m.tool_call_id }}}})")
+CHECKS_IDS = CHECKS_IDS.replace("<tool_call>", "({{ c.id }})<tool_call>")
+
+
+@pytest.mark.parametrize("ids", [("call_1", "x\ud800"), (None, None), ("abcdefghi", "123456789"), ("same", "same")])
+def test_ids_fit_a_template_that_checks_them(ids: tuple) -> None:
+    chat = ChatTokenizer(with_tokens(CHECKS_IDS, []))
+    calls = [{"id": id, "function": {"name": "f", "arguments": {"x": 1}}} for id in ids]
+    results = [{"role": "tool", "tool_call_id": id, "content": "3"} for id in ids]
+    talk = [TALK[1], {"role": "assistant", "tool_calls": calls}]
+    for encoded in (chat.encode([*talk, *results])[0], chat.encode([*talk, *results], [TOOL])[0]):
+        found = re.findall(r"\(([a-zA-Z0-9]{9})\)", encoded)
+        assert found[:2] == found[2:]
+        assert len(set(found)) == 2
+        assert None in ids or "same" in ids or "call_1" in ids or tuple(found[:2]) == ids
 
 
 @pytest.mark.parametrize("template", [LLAMA_CALLS, MISTRAL_CALLS])

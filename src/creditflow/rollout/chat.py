@@ -8,6 +8,7 @@ This module holds no model, runs no tool, and imports nothing heavy.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -83,12 +84,12 @@ class ToolCall:
         return {"id": id, "type": "function", "function": {"name": self.name, "arguments": spelled}}
 
 
-def _probe_messages() -> list[Message]:
-    """Return a question, its call and the result."""
+def _probe_messages(id: str = "call00000") -> list[Message]:
+    """Return a question, its call and the result. Some templates refuse ids of another length."""
     return [
         {"role": "user", "content": _NAME},
-        {"role": "assistant", "content": "", "tool_calls": [_CALL]},
-        {"role": "tool", "tool_call_id": _CALL["id"], "name": _NAME, "content": _MARK},
+        {"role": "assistant", "content": "", "tool_calls": [{**_CALL, "id": id}]},
+        {"role": "tool", "tool_call_id": id, "name": _NAME, "content": _MARK},
     ]
 
 
@@ -246,6 +247,37 @@ def _for_template(message: Message) -> Message:
         plain = {**plain, "tool_calls": calls}
         plain.pop("function_call", None)
     return plain
+
+
+def _with_short_ids(messages: Sequence[Message]) -> list[Message]:
+    """Return messages whose calls and results have ids of nine letters and digits.
+
+    Results without ids follow the order of the calls.
+    """
+    plain: list[Message] = []
+    unanswered: dict[str, object] = {}  # short id -> id
+    for place, message in enumerate(messages):
+        ids: Message = {}
+        if calls := message.get("tool_calls"):
+            unanswered = {}
+            for k, call in enumerate(calls):
+                id = call.get("id")
+                short = _short_id(id or f"{place}.{k}")
+                unanswered[_short_id(f"{place}.{k}") if short in unanswered else short] = id
+            ids["tool_calls"] = [{**call, "id": id} for call, id in zip(calls, unanswered, strict=True)]
+        elif message.get("role") == "tool":
+            id = message.get("tool_call_id")
+            short = next((short for short, own in unanswered.items() if not id or own == id), _short_id(id or place))
+            unanswered.pop(short, None)
+            ids["tool_call_id"] = short
+        plain.append({**message, **ids})
+    return plain
+
+
+def _short_id(id: object) -> str:
+    if re.fullmatch("[a-zA-Z0-9]{9}", text := str(id)):
+        return text
+    return hashlib.blake2b(text.encode(errors="replace"), digest_size=5).hexdigest()[:9]
 
 
 def _spelled_out(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
@@ -448,7 +480,7 @@ class ChatTokenizer:
         They are cleaned in this form, since a list of parts, or JSON's escapes, may hide a special token.
         """
         plain: list[Message] = self._clean([_for_template(message) for message in messages])
-        return plain
+        return plain if self._takes_any_id else _with_short_ids(plain)
 
     def _spelled(self, plain: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         if not self._renders_texts:
@@ -471,6 +503,12 @@ class ChatTokenizer:
         whole = self._example([question, call, result], [_TOOL])
         told = self._example([question, {"role": "assistant", "content": _NAME}, result], [_TOOL])
         return "Ulm" in whole and _MARK in whole and _MARK in told
+
+    @cached_property
+    def _takes_any_id(self) -> bool:
+        """Whether calls may have ids of any length; Mistral's template takes nine letters and digits."""
+        short, long = (self._example(_probe_messages(id)) for id in ("call00000", "call_0"))
+        return bool(long or not short)
 
     @cached_property
     def _renders_readable_calls(self) -> bool:

@@ -135,3 +135,15 @@ def test_lines_without_a_response_are_listed() -> None:
     assert listed == [("record", f"line {n}", after) for n in (1, 2)]
     (left,) = convert(from_chat_log([{"request": {"messages": [user]}, "response": {"answer": "Hello."}}])).left_out
     assert (left.what, left.reason) == ("model call", "its response is in a form that is not known: answer")
+
+
+@pytest.mark.parametrize(
+    ("written", "beside"), [((None,), ("a", "b")), (("a",), (None, None)), (("a", "b"), (None,) * 2)]
+)
+def test_equal_calls_in_two_forms_are_counted_once_each(written: tuple, beside: tuple) -> None:
+    content = [{"type": "tool_use", "name": "roll", "input": {"d": 6}, **({"id": id} if id else {})} for id in written]
+    function = {"name": "roll", "arguments": '{"d": 6}'}
+    calls = [{"type": "function", "function": function, **({"id": id} if id else {})} for id in beside]
+    reply = {"role": "assistant", "content": content, "tool_calls": calls}
+    (trajectory,) = convert(from_chat_log([{"messages": [{"role": "user", "content": "q"}, reply]}])).trajectories
+    assert trajectory.steps[0].response.count("roll") == 2

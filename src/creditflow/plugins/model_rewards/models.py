@@ -44,13 +44,8 @@ class LoadedModel:
         """
         if not self.tokenizer.is_fast:
             raise ModelError(f"{self.folder} has a tokenizer without offsets; save it as tokenizer.json")
-        encoded = self.tokenizer(
-            text,
-            add_special_tokens=False,
-            return_offsets_mapping=True,
-            split_special_tokens=written_by_a_model,
-            verbose=False,
-        )
+        options = {"add_special_tokens": False, "return_offsets_mapping": True, "verbose": False}
+        encoded = self.tokenizer(text, split_special_tokens=written_by_a_model, **options)
         return list(encoded["input_ids"]), [end for _, end in encoded["offset_mapping"]]
 
     def encode_prompt(self, text: str) -> tuple[list[int], int]:

@@ -341,7 +341,8 @@ def message_of(raw: Any, role: str, notes: Notes, *, nested: bool = False) -> Ch
         parts = [*_parts(_reasoning_beside(message), notes, 0), *parts]
     parts += _parts(_further(message), notes, 0)
     if items != [message]:
-        parts += [call for call in _parts(_calls_beside(message), notes, 0) if not _is_one_of(call, parts)]
+        told = [part for part in parts if part.kind == "call"]
+        parts += [call for call in _parts(_calls_beside(message), notes, 0) if not _take_equal(call, told)]
     foreign = [key for key in message if isinstance(key, str) and key not in _READ and "." not in key]
     has_content = parts or any(key in _CONTENTS or key in _BODY for key in message)
     if foreign and not (has_content and any(key in raw or key in message for key in _MARKS)):
@@ -396,10 +397,13 @@ def _calls_beside(message: Mapping[str, Any]) -> Iterator[Any]:
         yield {"type": "tool_call", **call}
 
 
-def _is_one_of(call: Part, parts: Sequence[Part]) -> bool:
-    """Whether a call is one of `parts` in another form: by id, or by text if one has no id."""
-    others = (part for part in parts if part.kind == "call")
-    return any(call.id == other.id if call.id and other.id else call.text == other.text for other in others)
+def _take_equal(call: Part, told: list[Part]) -> bool:
+    """Remove the call from `told` that is `call` in another form, by id, or by text if one has no id."""
+    for other in told:
+        if call.id == other.id if call.id and other.id else call.text == other.text:
+            told.remove(other)
+            return True
+    return False
 
 
 def listed(value: Any) -> Sequence[Any]:
