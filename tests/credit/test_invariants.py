@@ -79,7 +79,20 @@ def test_token_advantages_check_the_output_array():
     ("credit", "error", "message"),
     [
         (lambda zero_S: None, ConfigError, "propagation: wrong: expected `credit` to return Credit, got NoneType"),
-        (lambda zero_S: {"own_S": np.zeros(3)}, ConfigError, r"wrong: expected own_S of shape \(1,\), got \(3,\)"),
+        (
+            lambda zero_S: {"own_S": np.zeros(3)},
+            ConfigError,
+            r"wrong: expected own_S as a floating array of shape \(1,\), got float64 of shape \(3,\)",
+        ),
+        (lambda zero_S: {"shared_S": [0.0]}, ConfigError, r"expected shared_S as .*, got <class 'list'> of shape \(\)"),
+        (lambda zero_S: {"reached_S": zero_S}, ConfigError, "expected reached_S as a uint8 array .*, got float64"),
+        (lambda zero_S: {"reached_S": zero_S > 0}, ConfigError, "expected reached_S as a uint8 array .*, got bool"),
+        (lambda zero_S: {"frozen_S": zero_S}, ConfigError, "expected frozen_S as a bool array .*, got float64"),
+        (
+            lambda zero_S: {"reached_S": np.full(1, 7, np.uint8)},
+            ConfigError,
+            "wrong: expected reached_S of the bits SIGNAL and OUTCOME, got 7",
+        ),
         (
             lambda zero_S: {"own_S": zero_S},
             ConfigError,
@@ -132,9 +145,14 @@ def test_rule_that_is_no_dataclass_is_refused():
 
 
 def test_default_outside_its_bounds_is_refused():
-    for default, bounds in ((5.0, {"at_least": 0.0, "at_most": 1.0}), (-1.0, {"at_least": 0.0}), (2, {"at_most": 1})):
-        with pytest.raises(ConfigError, match=f"option: expected a default .*got {default}"):
-            option(default, **bounds)
+    for default, bounds, got in (
+        (5.0, {"at_least": 0.0, "at_most": 1.0}, "0.0 <= 5.0 <= 1.0"),
+        (-1.0, {"at_least": 0.0}, "0.0 <= -1.0 <= inf"),
+        (0.5, {"at_least": 1.0, "at_most": 0.0}, "1.0 <= 0.5 <= 0.0"),
+    ):
+        rule = make_dataclass("Mine", [("fade", float, option(default, **bounds))], bases=(Rule,), frozen=True)
+        with pytest.raises(ConfigError, match=f"Mine.fade: expected at_least <= default <= at_most, got {got}"):
+            propagation_rule("mine")(rule)
 
 
 # ---- from end to end -------------------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ def test_custom_rule_is_registered_by_name():
         def credit(self, inputs: RuleInput) -> Credit:
             zero_S = np.zeros(inputs.batch.n_steps)
             shared_S = np.where(inputs.batch.is_answer, inputs.rewards.outcome_S, 0.0)
-            return Credit(zero_S, zero_S, shared_S, inputs.batch.is_answer)
+            return Credit(zero_S, zero_S, shared_S, inputs.batch.is_answer.astype(np.uint8))
 
     with registered(PROPAGATION_RULES, "last_only"):
         trajectory = make_trajectory("t", [step("a", Score(0.0, status="failed")), step("b")], 1.0, answer_steps=(1,))

@@ -16,7 +16,7 @@ from creditflow.credit.advantage import advantages, compare
 from creditflow.credit.estimators.base import check_values
 from creditflow.credit.groups import LEVEL_NAMES, describe
 from creditflow.credit.history import History
-from creditflow.credit.records import NOTHING, Advantage, Credit, CreditOptions, Fit, Groups, Rewards, RuleInput
+from creditflow.credit.records import BITS, NOTHING, Advantage, Credit, CreditOptions, Fit, Groups, Rewards, RuleInput
 from creditflow.credit.rewards import read_rewards
 from creditflow.credit.thresholds.base import Constant, Threshold
 from creditflow.credit.tokens import write_tokens
@@ -153,17 +153,25 @@ def _checked(batch: TrajectoryBatch, options: CreditOptions, values_T: Floats | 
     return check_values(batch, values_T, options.adv_estimator) if options.estimator.critic else values_T
 
 
+_KINDS: dict[str, type[np.generic]] = {"Floats": np.floating, "Bools": np.bool_, "NDArray[np.uint8]": np.uint8}
+"""The types of a column of `Credit`, by its annotation."""
+
+
 def _checked_credit(credit: object, batch: TrajectoryBatch, options: CreditOptions) -> Credit:
-    """The credit of a rule. Raises ConfigError for another type or shape, NotFiniteError for a value."""
+    """The credit of a rule. Raises ConfigError for a column of another type or shape, NotFiniteError for a value."""
     key = f"algorithm.propagation: {options.propagation.name}"
     if not isinstance(credit, Credit):
         raise ConfigError(f"{key}: expected `credit` to return Credit, got {type(credit).__name__}")
-    for column in fields(credit):
-        values = getattr(credit, column.name)
-        absent = column.name == "total_S" or (values is None and column.default is None)
-        if not absent and np.shape(values) != (batch.n_steps,):
-            expected = f"expected {column.name} of shape ({batch.n_steps},)"
-            raise ConfigError(f"{key}: {expected}, got {np.shape(values)}")
+    for column in fields(Credit):
+        values, kind = getattr(credit, column.name), _KINDS[str(column.type).removesuffix(" | None")]
+        if column.name == "total_S" or (values is None and column.default is None):
+            continue
+        dtype, shape = getattr(values, "dtype", type(values)), getattr(values, "shape", ())
+        if shape != (batch.n_steps,) or not np.issubdtype(dtype, kind):
+            expected = f"expected {column.name} as a {kind.__name__} array of shape ({batch.n_steps},)"
+            raise ConfigError(f"{key}: {expected}, got {dtype} of shape {shape}")
+    if (credit.reached_S > BITS).any():
+        raise ConfigError(f"{key}: expected reached_S of the bits SIGNAL and OUTCOME, got {credit.reached_S.max()}")
     moves = options.propagation.flow != NOTHING or credit.received_S.any()
     if options.estimator.critic and credit.gate_S is None and moves:
         raise ConfigError(

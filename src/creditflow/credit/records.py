@@ -24,8 +24,8 @@ R = TypeVar("R", bound="type[Rule]")
 
 LARGEST = 1e100
 """Upper bound of weights: larger values are typing errors, and would overflow in the variance."""
-SIGNAL, OUTCOME = np.uint8(1), np.uint8(2)
-"""Bits of `Credit.reached_S`: any signal that depends on this trajectory; the outcome."""
+SIGNAL, OUTCOME, BITS = np.uint8(1), np.uint8(2), np.uint8(3)
+"""Bits of `Credit.reached_S`: any signal that depends on this trajectory; the outcome; both."""
 NOTHING, FORMULA, UNKNOWN = "nothing", "formula", "unknown"
 """Values of `Rule.flow`."""
 
@@ -44,13 +44,8 @@ Factors = tuple[Floats, Floats, Floats, Floats]
 
 
 def option(default: Any, *, at_least: float | None = None, at_most: float | None = None) -> Any:
-    """A field of a rule or of `CreditOptions`: an option of a recipe, with its bounds.
-
-    Raises ConfigError for a default outside of them.
-    """
+    """A field of a rule or of `CreditOptions`: an option of a recipe, with its bounds."""
     bounds = {"ge": at_least, "le": at_most}
-    if not (at_least is None or default >= at_least) or not (at_most is None or default <= at_most):
-        raise ConfigError(f"option: expected a default from {at_least} to {at_most}, got {default!r}")
     return field(default=default, metadata={name: bound for name, bound in bounds.items() if bound is not None})
 
 
@@ -182,6 +177,11 @@ def propagation_rule(name: str) -> Callable[[R], R]:
                 f"below @propagation_rule, got {getattr(rule, '__name__', repr(rule))}"
             )
         expect_free_names([f.name for f in fields(rule)], f"algorithm.propagation: {name}")
+        for f in fields(rule):
+            low, high = f.metadata.get("ge", -np.inf), f.metadata.get("le", np.inf)
+            if f.metadata and not low <= f.default <= high:
+                order = f"{low} <= {f.default!r} <= {high}"
+                raise ConfigError(f"{rule.__name__}.{f.name}: expected at_least <= default <= at_most, got {order}")
         rule.name = name
         PROPAGATION_RULES.declare(name, rule, rule)
         return rule
