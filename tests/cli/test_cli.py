@@ -199,13 +199,16 @@ def test_size_that_cannot_fit_stops_before_the_first_step(here):
 
 
 def test_check_warns_of_an_agent_without_signal(here):
-    settings = ("algorithm.propagation=own", "algorithm.outcome_to=answer")
+    idle = "guard.rules.mine={metric: actor/entropy, below: 0.2, action: set_threshold, to: 0.3}"
+    settings = ("algorithm.propagation=own", "algorithm.outcome_to=answer", idle)
     unpaid = "reward.functions=[{fn: 'toy.py:first_byte_is_printable'}]"
 
     result = creditflow("check", TOY, *settings, unpaid)
 
     assert result.exit_code == 0, result.output
     assert "warning: no signal reaches writer" in result.stdout
+    assert result.stdout.count("warning: guard.rules.") == 1
+    assert "warning: guard.rules.mine only warns: there is no threshold to lower (own)" in result.stdout
     assert "no signal reaches critic" not in result.stdout
 
 

@@ -43,7 +43,7 @@ def check(
 
     Loads every file and model, rolls out the tasks, scores them, assigns credit, and warns of problems.
     """
-    from creditflow.config import load_recipe
+    from creditflow.config import default_rules, load_recipe
 
     reporter = Reporter()
     loaded = load_recipe(recipe, overrides or [])
@@ -56,8 +56,7 @@ def check(
         chosen.expect_trainable(loaded, reporter)
         components = build_components(loaded)
         unreadable = _unreadable_truths(components)
-        # Raises the errors of training.
-        build_guard(loaded.config, loaded.folder, components.rewards.functions, chosen.name)
+        guard = build_guard(loaded.config, loaded.folder, components.rewards.functions, chosen.name)
     for line in credit_lines(loaded.config):
         reporter.say(line)
     with reporter.bar("check", keep=False):
@@ -75,6 +74,9 @@ def check(
         reporter.say(estimate.text())  # to standard error, because the numbers differ at every call
     warnings = _warnings(components, trajectories, report, assignment) + unreadable
     warnings += [f"training would stop: {estimate.problem}" for estimate in result.memory if estimate.problem]
+    defaults, rules = default_rules(), loaded.config.guard.rules
+    own = [rule for rule in guard.rules if rule.note and rules[rule.name] != defaults.get(rule.name)]
+    warnings += [f"guard.rules.{rule.name} only warns: {rule.note}" for rule in own]
     for warning in warnings:
         console.print(f"warning: {warning}", soft_wrap=True)
     if verbose:

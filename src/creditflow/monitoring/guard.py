@@ -365,7 +365,10 @@ def _spec(name: str, entry: Any, folder: Path | None) -> RuleSpec | None:
             return None
         kind = load_object(options.kind, folder, f"{key}.kind")
     else:
-        kind = GUARD_RULES[options.kind]
+        try:
+            kind = GUARD_RULES[options.kind]
+        except ConfigError as error:
+            raise ConfigError(str(error).replace(GUARD_RULES.key, f"{key}.kind", 1)) from error
     own = {option: value for option, value in entry.items() if option not in common and value is not None}
     make = partial(_make, kind, options.kind, own, key)
     return RuleSpec.model_construct(**dict(options), name=name, make=make, limit=getattr(make(), "limit", None))
