@@ -126,6 +126,7 @@ def test_json_output_ends_with_the_recorded_advantage(ledger: Ledger) -> None:
     assert recorded.assignment is not None
     facts = json.loads("".join(why(ledger.path, recorded.batch.step_ids[3], "--json")))
     assert facts["training_step"] == 1
+    assert facts["rule"] == recorded.assignment.options.propagation.spec()
     assert facts["advantage"] == recorded.assignment.advantage.advantage_S[3] == facts["operations"][-1]["value"]
 
 
@@ -136,7 +137,8 @@ def test_trajectory_output_marks_the_first_error(ledger: Ledger) -> None:
         for n in range(recorded.batch.n_trajectories):
             lines = why(ledger.path, "--trajectory", recorded.batch.trajectory_ids[n])
             steps = np.flatnonzero(recorded.batch.trajectory_of_step == n)
-            assert len(lines) == 6 + len(steps)
+            assert lines[1].startswith("rule: {rule: threshold, w_r: 1.0, ")
+            assert len(lines) == 7 + len(steps)
             wrong = [s for s in steps if assignment.rewards.scored_S[s] and assignment.rewards.sub_reward_S[s] < 1]
             marked = [s for s, line in zip(steps, lines[-len(steps) :], strict=True) if line.endswith("<- first error")]
             assert marked == wrong[:1]

@@ -160,6 +160,7 @@ def test_report_compares_up_to_four_runs(tmp_path: Path) -> None:
     with opened(reported(tmp_path / "report.html", *(run.path for run in runs))) as page:
         text = page.inner_text("#compared")
         assert "algorithm.gamma\t0.9\t0.99\t0.5\t0.3" in text
+        assert text.count("{rule: threshold, w_r: 1.0, ") == 4
         label = page.get_attribute('[data-chart="val/pass_at_1"]', "aria-label")
         assert all(f"run{k} from" in label for k in range(4))
     assert "expected at most 4 runs, got 5" in refused("report", *[runs[0].path] * 5, "-o", tmp_path / "x.html")
@@ -356,7 +357,7 @@ def own_rule() -> Iterator[str]:
 def test_report_of_an_unknown_rule_states_missing_parts(tmp_path: Path, own_rule: str) -> None:
     ledger = a_run(tmp_path / "run", propagation=own_rule)
     with opened(reported(tmp_path / "known.html", ledger.path)) as page:
-        assert "the rule 'halves' records no flow along edges" in page.inner_text("#left-out")
+        assert "the rule 'halves' declares no `flow`" in page.inner_text("#left-out")
         page.locator("#list [data-trajectory]").first.click()
         lines = page.locator("svg.trajectory path[data-flow]")
         assert lines.count() == 5

@@ -58,7 +58,8 @@ def _explain_step(path: Path, step: str, token: int | None, *, as_json: bool) ->
     except BatchError as error:
         raise InputError(str(error)) from error
     if as_json:
-        print(dumps({"training_step": recorded.step, "advantage": explanation.advantage, **asdict(explanation)}))
+        facts = {"training_step": recorded.step, "rule": recorded.assignment.options.propagation.spec()}
+        print(dumps({**facts, "advantage": explanation.advantage, **asdict(explanation)}))
         return
     head = step_head(recorded.assignment, s, recorded.step)
     token_lines = [] if explanation.token is None else [_token_line(recorded, s, explanation.token)]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from creditflow._utils.files import json_ready
+from creditflow.credit.records import Rule
 from creditflow.errors import DataError, InputError, did_you_mean, first_line
 from creditflow.runs import Ledger
 from creditflow.runs.sql import TRAINING_STEP, database, source_of
@@ -117,8 +118,8 @@ class Index:
         """Set after the newest training step has been read, and at once for a run without training steps."""
         self.ends = threading.Event()
         """Set to end `refresh` after the files that it is reading."""
-        self.rules: dict[int, str] = {}
-        """`algorithm.propagation` of each training step with readable credit."""
+        self.rules: dict[int, Rule] = {}
+        """The rule of each training step with readable credit."""
 
     def close(self) -> None:
         """Close the tables and remove temporary files."""
@@ -166,7 +167,7 @@ class Index:
                     # The sums need no rule, so a rule that cannot be read does not leave out the file.
                     try:
                         if (options := options_of(self.ledger.file(step), stored)) is not None:
-                            self.rules[step] = options.propagation.name
+                            self.rules[step] = options.propagation
                     except DataError as error:
                         self.reasons[step] = _reason(error, self.ledger.file(step))
                 self.taken |= steps

@@ -15,7 +15,7 @@ import numpy as np
 from creditflow.config import leaves
 from creditflow.config.algorithm import FLAT, KEY, rule_options
 from creditflow.credit.analysis.linter import idle_gate
-from creditflow.credit.records import PROPAGATION_RULES, RULE, UNKNOWN
+from creditflow.credit.records import RULE, UNKNOWN
 from creditflow.errors import DataError
 from creditflow.monitoring.catalog import Metric, Names, described
 from creditflow.monitoring.notices import failure_summary, idle_gate_summary, rollout_summary
@@ -77,9 +77,8 @@ def left_out(ledger: Ledger, index: Index) -> list[str]:
         f"no credit is shown for {files}: {reason}"
         for files, reason in _by_reason({row["n"]: "none was assigned, too many scores failed" for row in unassigned})
     ]
-    for rule in sorted(set(index.rules.values())):
-        if PROPAGATION_RULES[rule].flow == UNKNOWN:
-            sentences.append(f"graphs draw no credit on their lines: the rule {rule!r} records no flow along edges")
+    for rule in sorted({rule.name for rule in tuple(index.rules.values()) if rule.flow == UNKNOWN}):
+        sentences.append(f"graphs draw no credit on their lines: the rule {rule!r} declares no `flow`, which they need")
     sentences += torn_lines(ledger.path)
     if (n_events := len(ledger.events())) > _EVENTS:
         sentences.append(f"the first {n_events - _EVENTS:,} of {n_events:,} guard events are left out")
@@ -107,8 +106,7 @@ _EVENTS = 1000
 
 def head(ledger: Ledger, index: Index) -> dict[str, Any]:
     """The run's identity and progress."""
-    run, prefix = ledger.run, f"{KEY}."
-    rule = {key.removeprefix(prefix): of for key, of in settings(ledger).items() if key.startswith(prefix)}
+    run = ledger.run
     counted = index.ask(
         "SELECT count(*) AS trajectories, avg(ended_right::INT) AS ended_right, sum(n_steps)::BIGINT AS steps "
         "FROM trajectories"
@@ -116,12 +114,18 @@ def head(ledger: Ledger, index: Index) -> dict[str, Any]:
     return {
         **{key: run[key] for key in _FACTS if run.get(key) is not None},
         **counted,
-        "rule": in_yaml(rule) if rule else None,
+        "rule": _rule(index),
         "name": ledger.path.resolve().name,
         "training_steps": len(ledger.steps),
         "indexed": len(index.taken),
         "last": ledger.steps[-1] if ledger.steps else None,
     }
+
+
+def _rule(index: Index) -> str | None:
+    """The rule of the first readable training step with all options: those of later ones may be the guard's."""
+    rules = dict(index.rules)  # the live view's reader may add to it
+    return in_yaml(rules[min(rules)].spec()) if rules else None
 
 
 _FACTS = ("recipe", "engine", "seed", "started", "device", "recredited_from", "changed")
@@ -158,9 +162,9 @@ def _changes(changed: Mapping[str, Any], flat: Mapping[str, Any]) -> Iterator[tu
 
 
 def comparison(ledgers: Sequence[Ledger], indices: Sequence[Index]) -> dict[str, Any]:
-    """Return `{runs: [{name, curves, agents}], settings: {key: values}}`; settings that differ alone."""
+    """Return `{runs: [{name, rule, curves, agents}], settings: {key: values}}`; settings that differ alone."""
     runs = [
-        {"name": name, "curves": curves(ledger), "agents": of_agents(index)}
+        {"name": name, "rule": _rule(index), "curves": curves(ledger), "agents": of_agents(index)}
         for name, ledger, index in zip(names_of(ledgers), ledgers, indices, strict=True)
     ]
     return {"runs": runs, "settings": different([settings(ledger) for ledger in ledgers])}

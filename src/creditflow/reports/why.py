@@ -40,6 +40,7 @@ def step_head(assignment: Assignment, s: int, training_step: int) -> list[str]:
 
 
 def _rule_line(assignment: Assignment) -> str:
+    """The rule in force with all options."""
     return f"rule: {plain(in_yaml(assignment.options.propagation.spec()))}"
 
 
@@ -116,6 +117,8 @@ def trajectory_lines(
         f"{plain(batch.group_names[batch.group_of_trajectory[n]])}, training step {training_step}, "
         f"{TRAJECTORY_STATUSES[batch.status_of_trajectory[n]]}"
     )
+    if assignment is not None:
+        yield _rule_line(assignment)
     yield f"task:    {plain(task.text, _SHOWN)}"
     yield f"answer:  {plain(str(batch.answers[n]), _SHOWN)}"
     if error := batch.trajectory_info[n].get("error"):

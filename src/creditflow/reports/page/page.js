@@ -230,6 +230,7 @@
     const metrics = ["val/pass_at_1", "val/pass_at_1_greedy", "val/step_error_rate", "train/pass_at_1", "propagation/pass_rate", "reward/error_rate", "actor/entropy"].filter((name) => sides.some((run) => run.curves[name]));
     const shares = [...new Set(sides.flatMap((run) => run.agents.map((a) => a.agent)))].flatMap((agent) => [["mean credit", "credit", signed], ["gates open", "pass_rate", percent], ["wrong but rewarded", "wrong_rewarded", percent]].filter(([, key]) => key !== "pass_rate" || sides.some((run) => run.agents.some((a) => a.threshold !== null))).map(([words, key, shown]) => [`${agent}: ${words}`, ...sides.map((run) => shown(run.agents.find((a) => a.agent === agent)?.[key]))]));
     $("compared").replaceChildren(
+      title("Rules"), scroll(table([["", ""], ...names], [["rule", ...sides.map((run) => run.rule || "-")]])),
       title("Settings that differ"), scroll(table([["setting", ""], ...names], settings)),
       title("Last of each run"), scroll(table([["metric", ""], ...names], metrics.map((name) => [name, ...sides.map((run) => number(run.curves[name]?.points.at(-1)?.[1]))]))),
       title("Agents"), scroll(table([["", ""], ...names], shares)));
