@@ -126,10 +126,10 @@ MOVED_MEANING = (
 def moved_table(total: Mapping[str, CreditChange]) -> Table:
     """One row per agent and one for all. MOVED_MEANING defines the columns of shares.
 
-    The column of gates is left out unless both rules have gates.
+    The column of gates is left out if none has changed, as for rules without gates.
     """
     every = sum(total.values(), CreditChange())
-    gates = ("gates changed",) if every.gated else ()
+    gates = ("gates changed",) if every.gates else ()
     rows = []
     for agent, change in {**total, "all": every}.items():
         shares = ("-" if math.isnan(value) else f"{value:.1%}" for value in (change.share_moved, change.share_flipped))

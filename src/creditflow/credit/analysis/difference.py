@@ -26,9 +26,7 @@ class CreditChange:
     flipped: int = 0
     """Steps trained by both, with advantages of opposite signs."""
     gates: int = 0
-    """Steps whose gate is open in one assignment and closed in the other."""
-    gated: int = 0
-    """Steps with a gate in both assignments."""
+    """Steps whose gate is open in one assignment and closed in the other; 0 unless both rules have gates."""
     masked: int = 0
     """Steps trained by the first only."""
     unmasked: int = 0
@@ -63,8 +61,8 @@ def moved(before: Assignment, after: Assignment) -> dict[str, CreditChange]:
     both_S = before.groups.trained_S & after.groups.trained_S
     flipped_S = np.sign(before.advantage.advantage_S) * np.sign(after.advantage.advantage_S) < 0
     open_S, opened_S = before.credit.gate_open_S, after.credit.gate_open_S
-    gated_S = np.full(batch.n_steps, open_S is not None and opened_S is not None)
-    changed_S = gated_S if open_S is None or opened_S is None else open_S != opened_S
+    none_S = np.zeros(batch.n_steps, dtype=np.bool_)
+    changed_S = none_S if open_S is None or opened_S is None else open_S != opened_S
     names = batch.agent_names
 
     def sums(values_S: Floats | Bools) -> list[float]:
@@ -77,7 +75,6 @@ def moved(before: Assignment, after: Assignment) -> dict[str, CreditChange]:
         sums(both_S * (np.abs(after.credit.total_S) + np.abs(before.credit.total_S))),
         sums(both_S & flipped_S),
         sums(changed_S),
-        sums(gated_S),
         sums(before.groups.trained_S & ~after.groups.trained_S),
         sums(~before.groups.trained_S & after.groups.trained_S),
     )
