@@ -177,7 +177,7 @@ app(sys.argv[1:], prog_name="creditflow")
 
 COMMANDS = (
     ("train",),
-    ("compare", "--vary", "algorithm.propagation=none,identical"),
+    ("compare", "--vary", "algorithm.propagation=own,identical"),
     ("eval",),
     ("check",),
     ("serve",),

@@ -223,6 +223,7 @@ def test_empty_section_has_the_defaults(recipe):
         (["propagation: identical", "propagation_threshold: 0.7"], "propagation_threshold: the rule identical has no"),
         (["propagation: own, shadow: {propagation: {rule: identical, w_m: 1}}"], "algorithm.shadow.propagation.w_m"),
         (["w_r: 2"], "'algorithm.w_r'; removed in 0.1: .*rule: own, w_r: 1"),
+        (["theta: 0.3"], "algorithm.theta: expected it as an option of a rule, .* with threshold"),
         (["outcome_to: auto"], "algorithm.outcome_to: .*got 'auto'; removed in 0.1: leave it out"),
     ],
 )
@@ -248,6 +249,8 @@ def test_option_that_the_rule_lacks_is_refused(recipe, layers, message):
         ),
         ("propagation_threshold: 0.7", "propagation.theta=0.5", {"rule": "threshold", "theta": 0.5}),
         ("propagation_threshold: 0.7", "threshold_share=false", {"rule": "discounted"}),
+        ("propagation: identical", "propagation=null", {"rule": "own"}),
+        ("propagation: threshold, propagation_threshold: 0.7", "propagation_threshold=null", {"rule": "threshold"}),
     ],
 )
 def test_override_of_the_rule_replaces_its_options(recipe, base, override, spec):
@@ -256,12 +259,6 @@ def test_override_of_the_rule_replaces_its_options(recipe, base, override, spec)
     assert loaded.config.algorithm.propagation == spec
     (record := path.with_name("config.yaml")).write_text(loaded.to_yaml())
     assert load_recipe(record).config.algorithm == loaded.config.algorithm
-
-
-def test_former_name_of_a_rule_is_a_notice(recipe):
-    loaded = load_recipe(recipe("algorithm: {propagation: none}"), ["algorithm.propagation.w_r=2"])
-    assert loaded.config.algorithm.propagation == {"rule": "own", "w_r": 2}
-    assert loaded.notices == ("algorithm.propagation: none is now called own",)
 
 
 def test_guard_rule_on_gates_is_a_notice_without_gates(recipe):

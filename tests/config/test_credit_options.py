@@ -5,7 +5,7 @@ from dataclasses import fields
 import pytest
 
 from creditflow.config import credit_options
-from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES
+from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES, CreditOptions
 from creditflow.errors import ConfigError, did_you_mean
 
 SHARE = "a number of at least 0 and of at most 1"
@@ -97,11 +97,35 @@ def test_unknown_option_raises_with_the_nearest():
     assert message.endswith("got 'quantil' (did you mean 'quantile'?)")
 
 
+def test_option_of_a_rule_among_the_keys_names_the_rules():
+    message = refusal(theta=0.3)
+    assert message.startswith("algorithm.theta: expected it as an option of a rule, `propagation: {rule: NAME, theta: ")
+    assert message.endswith("with threshold")
+    assert refusal(shadow={"theta": 0.3}) == message.replace("algorithm.", "algorithm.shadow.", 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"propagation": {"w_r": 1.0}}, "algorithm.propagation: expected .*own.* got None"),
+        ({"propagation": None}, "algorithm.propagation: expected .*own.* got None"),
+        ({"propagation": PROPAGATION_RULES["own"]}, "algorithm.propagation: expected .*own.* got <class"),
+        ({"group_by": "tasks"}, r"algorithm.group_by: expected one of task, .* got 'tasks' \(did you mean 'task'\?\)"),
+        (
+            {"propagation": {"rule": "own", "outcome_to": "al"}},
+            "algorithm.propagation.outcome_to: expected one of all, answer, got 'al'",
+        ),
+    ],
+)
+def test_options_of_credit_refuse_other_values(options, message):
+    with pytest.raises(ConfigError, match=message):
+        CreditOptions(**options)
+
+
 @pytest.mark.parametrize(
     ("keys", "rule", "options"),
     [
         ({}, "own", {}),
-        ({"propagation": "none"}, "own", {}),
         ({"threshold_share": True}, "threshold", {"theta": 0.5}),
         ({"threshold_share": False}, "discounted", {}),
         ({"propagation_threshold": 0.3}, "threshold", {"theta": 0.3}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,8 +18,6 @@ FLAT = {"propagation_threshold": "theta", "on_closed_gate": "on_closed_gate", "o
 """Flat keys of `algorithm` -> the option of the rule that they set."""
 CHOOSING = ("propagation", "threshold_share", *FLAT)
 """Keys of `algorithm` that choose the rule and its options."""
-RENAMED = {"none": "own"}
-"""Former names of rules -> their names."""
 _DEFAULT = "own"
 
 
@@ -103,17 +101,12 @@ else:
     AlgorithmConfig = options_model(CreditOptions, "AlgorithmConfig", AlgorithmKeys, ("propagation", "shadow"))
 
 
-def rule_class(name: str) -> type[Rule]:
-    """The class of a rule. Raises ConfigError for an unknown name."""
-    return PROPAGATION_RULES[RENAMED.get(name, name)]
-
-
 def checked_rule(spec: str | Mapping[str, Any]) -> Rule:
     """The rule with its options. Raises ConfigError for an unknown rule, an unknown option, or a wrong value."""
-    options: dict[str, Any] = {RULE: spec} if isinstance(spec, str) else dict(spec)
+    options = rule_options(spec)
     if RULE not in options:
         raise ConfigError(f"{KEY}: expected a rule, or {{rule: NAME, option: value}}, got {dict(options)}")
-    kind: Any = rule_class(name := options.pop(RULE))
+    kind: Any = PROPAGATION_RULES[name := options.pop(RULE)]
     for option in options.keys() - {f.name for f in fields(kind)}:
         if _rules_with(option):
             raise ConfigError(f"{KEY}.{option}: {_lacking(name, option)}")
@@ -124,11 +117,8 @@ def checked_rule(spec: str | Mapping[str, Any]) -> Rule:
 
 
 def rule_options(spec: Any) -> dict[str, Any]:
-    """`{rule: NAME, option: value}` from a value of `algorithm.propagation`, with today's name of the rule."""
-    options = {RULE: spec} if isinstance(spec, str) else dict(spec or {})
-    if isinstance(name := options.get(RULE), str):
-        options[RULE] = RENAMED.get(name, name)
-    return options
+    """`{rule: NAME, option: value}` from a value of `algorithm.propagation`."""
+    return {RULE: spec} if isinstance(spec, str) else dict(spec or {})
 
 
 def rule_name(layers: Sequence[Mapping[str, Any]]) -> tuple[int, str]:
@@ -156,7 +146,7 @@ def chosen_rule(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for layer in layers:
         checked(AlgorithmConfig, {key: layer[key] for key in CHOOSING if key in layer}, "algorithm")
     rule_at, name = rule_name(layers)
-    names = {f.name for f in fields(rule_class(name))}
+    names = {f.name for f in fields(PROPAGATION_RULES[name])}
     rule, spec, flat = _DEFAULT, dict[str, Any](), dict[str, Any]()
     for i, layer in enumerate(layers):
         own = rule_options(layer.get("propagation"))
@@ -197,6 +187,16 @@ def _rules_with(option: str) -> str:
     return " or ".join(sorted(name for name, rule in rules if option in {f.name for f in fields(rule)}))
 
 
+def refuse_misplaced(keys: Iterable[str]) -> None:
+    """Raise ConfigError for an option of rules among the keys of `algorithm`."""
+    for key in keys:
+        if key not in AlgorithmConfig.model_fields and not removed_hint(f"algorithm.{key}") and _rules_with(key):
+            raise ConfigError(
+                f"algorithm.{key}: expected it as an option of a rule, `propagation: {{rule: NAME, {key}: ...}}`, with "
+                f"{_rules_with(key)}"
+            )
+
+
 def _lacking(rule: str, option: str) -> str:
     return f"the rule {rule} has no such option; leave it out, or set propagation: {_rules_with(option)}"
 
@@ -211,6 +211,7 @@ def credit_options(base: CreditOptions | None = None, /, **keys: Any) -> CreditO
 
 def expect_options(keys: Mapping[str, Any]) -> None:
     """Raise ConfigError for a key that is no option of credit, and for a value of the wrong type."""
+    refuse_misplaced(keys)
     names = {*AlgorithmConfig.model_fields} - {"preset", "strata", "filter_groups", "rollout_correction"}
     for key in keys:
         if key not in names:
@@ -227,8 +228,8 @@ def _changed(base: CreditOptions | None, keys: Mapping[str, Any], *, is_shadow: 
     if base is not None:
         rule, (at, chosen) = base.propagation, rule_name([keys])
         name = chosen if is_shadow and at == 0 else rule.name
-        defaults = {f.name: f.default for f in fields(rule_class(rule.name))}
-        options = {f.name: getattr(rule, f.name) for f in fields(rule_class(name)) if hasattr(rule, f.name)}
+        defaults = {f.name: f.default for f in fields(PROPAGATION_RULES[rule.name])}
+        options = {f.name: getattr(rule, f.name) for f in fields(PROPAGATION_RULES[name]) if hasattr(rule, f.name)}
         set_ones = {name: value for name, value in options.items() if value != defaults.get(name, MISSING)}
         layers = [{"propagation": {RULE: name, **set_ones}}, keys]
         general = {**{name: getattr(base, name) for name in _GENERAL}, **general}

@@ -14,11 +14,10 @@ from creditflow.config.algorithm import (
     CHOOSING,
     FLAT,
     KEY,
-    RENAMED,
     chosen_rule,
     expect_options,
     merge_options,
-    rule_class,
+    refuse_misplaced,
     rule_name,
     rule_options,
     with_lambda,
@@ -31,7 +30,7 @@ from creditflow.config.recipe import Config, Recipe
 from creditflow.config.rule_files import load_named_files
 from creditflow.config.sections import SUM_NORM
 from creditflow.config.validation import validate
-from creditflow.credit.records import RULE
+from creditflow.credit.records import PROPAGATION_RULES, RULE
 from creditflow.errors import ConfigError, did_you_mean, first_line
 from creditflow.monitoring.guard import without_gates
 from creditflow.removed import removed_hint
@@ -65,14 +64,12 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     unknown key names the nearest known one.
     """
     path = find_recipe(path)
-    layers = [*_layers(path), _dotlist(overrides)]
+    layers = _with_overrides(path, overrides)
     replaced = _spell_out_preset(layers)
-    former = [name for layer in layers for name in _former_names(layer)]
     config = _merged(layers, path)
     validate(config)
     notices = (
         *replaced,
-        *(f"{KEY}: {name} is now called {RENAMED[name]}" for name in dict.fromkeys(former)),
         *(
             f"guard.rules.{name}: left out, as the propagation rule {config.credit.propagation} has no gates"
             for name in without_gates(config.guard.rules, config.credit)
@@ -83,12 +80,24 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     return Recipe(config=config, name=path.stem, folder=path.resolve().parent, notices=notices, overridden=overridden)
 
 
+def _with_overrides(path: Path, overrides: Sequence[str]) -> list[dict[str, Any]]:
+    """The layers of a recipe and its overrides. A key that chooses the rule is unset by null in a later layer."""
+    layers = [*_layers(path), _dotlist(overrides)]
+    sections = [section for layer in layers if isinstance(section := layer.get("algorithm"), dict)]
+    for i, section in enumerate(sections):
+        for key in [key for key in CHOOSING if key in section and section[key] is None]:
+            for beneath in sections[: i + 1]:
+                beneath.pop(key, None)
+    return layers
+
+
 def _merged(layers: Sequence[dict[str, Any]], path: Path) -> Config:
     """Merge the layers, later ones over earlier ones; resolve aliases, check types and keys, load files of rules."""
     values, choices = _resolved(layers, path)
     set_keys = {key for layer in layers for key, _ in leaves(layer)}
     folder = path.resolve().parent
     algorithm = values["algorithm"]
+    refuse_misplaced(algorithm)
     algorithm["propagation"] = chosen_rule([load_named_files(layer, folder) for layer in choices])
     values["algorithm"] = load_named_files(algorithm, folder)
     config = checked(Config, values)
@@ -127,13 +136,6 @@ def _value(layer: Mapping[str, Any], key: str) -> Any:
     for part in key.split("."):
         value = value.get(part) if isinstance(value, dict) else None
     return value
-
-
-def _former_names(layer: Mapping[str, Any]) -> list[str]:
-    """Former names of rules in a layer."""
-    specs = [_value(layer, KEY), _value(layer, "algorithm.shadow.propagation")]
-    names = [spec.get(RULE) if isinstance(spec, dict) else spec for spec in specs]
-    return [name for name in names if isinstance(name, str) and name in RENAMED]
 
 
 def _resolve_aliases(config: Config, set_keys: Set[str]) -> None:
@@ -211,10 +213,10 @@ def with_effect(path: Path | str, chosen: Sequence[str], others: Sequence[str]) 
     A comparison gives the same overrides to all its arms; an arm whose rule has no such option trains without it.
     """
     path = find_recipe(path)
-    layers = [*_layers(path), _dotlist([*chosen, *others])]
+    layers = _with_overrides(path, [*chosen, *others])
     _spell_out_preset(layers)
     choices = [load_named_files(choice, path.resolve().parent) for choice in _resolved(layers, path)[1]]
-    options = {field.name for field in fields(rule_class(rule_name(choices)[1]))} | {RULE}
+    options = {field.name for field in fields(PROPAGATION_RULES[rule_name(choices)[1]])} | {RULE}
 
     def applies(override: str) -> bool:
         key = override.partition("=")[0]
@@ -308,7 +310,7 @@ def _layers(path: Path) -> list[dict[str, Any]]:
 
 
 _ADDRESS = re.compile(r"(policies\.[^.=]+\.endpoint)=(https?://.*)")
-_RULE = re.compile(rf"({re.escape(KEY)})=([A-Za-z].*)")
+_RULE = re.compile(rf"({re.escape(KEY)})=((?!null$)[A-Za-z].*)")
 
 
 def _dotlist(overrides: Sequence[str]) -> dict[str, Any]:

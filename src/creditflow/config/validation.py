@@ -37,13 +37,10 @@ def _validate_training(config: Config) -> None:
         raise ConfigError(
             "team.workflow: expected package.module:function, file.py:function or scheme://..., got nothing"
         )
-    options = config.algorithm.options()
-    estimator, name = options.estimator, options.adv_estimator
-    if rollout.n == 1 and (estimator.relative or config.algorithm.filter_groups.enable):
-        what = f"{options.propagation} compares" if estimator.relative else "algorithm.filter_groups compares"
+    if rollout.n == 1 and config.algorithm.filter_groups.enable:
         raise ConfigError(
-            f"actor_rollout_ref.rollout.n: {what} the rollouts of a task and would leave out every task with one; "
-            "expected at least 2, got 1 (lower data.train_batch_size for the same cost)"
+            "actor_rollout_ref.rollout.n: algorithm.filter_groups compares the rollouts of a task and would leave out "
+            "every task with one; expected at least 2, got 1 (lower data.train_batch_size for the same cost)"
         )
     if actor.ppo_mini_batch_size > config.data.train_batch_size:
         raise ConfigError(
@@ -56,9 +53,11 @@ def _validate_training(config: Config) -> None:
             "trainer.resume_from_path: expected a checkpoint's path with trainer.resume_mode=resume_path, and none "
             "otherwise"
         )
-    if trainer.critic_warmup and not estimator.critic:
+    options = config.algorithm.options()
+    if trainer.critic_warmup and not options.estimator.critic:
         raise ConfigError(
-            f"trainer.critic_warmup: {trainer.critic_warmup}, but algorithm.adv_estimator: {name} has no critic"
+            f"trainer.critic_warmup: {trainer.critic_warmup}, but algorithm.adv_estimator: {options.adv_estimator} has "
+            "no critic"
         )
     for section, averaged in (("actor_rollout_ref.actor", actor), ("critic", config.critic)):
         if averaged.loss_agg_mode == SUM_NORM and averaged.loss_scale_factor is None:

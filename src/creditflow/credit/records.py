@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from creditflow.credit.history import History
 from creditflow.credit.thresholds.base import Constant, Threshold
 from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
-from creditflow.errors import ConfigError
+from creditflow.errors import ConfigError, did_you_mean
 from creditflow.registry import Registry
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -218,18 +218,27 @@ def expect_free_names(options: Iterable[str], key: str) -> None:
 
 
 def make_rule(spec: str | Mapping[str, Any] | Rule) -> Rule:
-    """A rule: as it is, from its name, or from `{rule: NAME, option: value}`. Checks no value.
+    """A rule: as it is, from its name, or from `{rule: NAME, option: value}`. Checks no number.
 
     Raises ConfigError for an unknown rule, and for an option that it does not have.
     """
     if isinstance(spec, Rule):
         return spec
-    options: dict[Any, Any] = {RULE: spec} if isinstance(spec, str) else dict(spec)
-    name = options.pop(RULE)
+    options: dict[Any, Any] = dict(spec) if isinstance(spec, Mapping) else {RULE: spec}
+    name = options.pop(RULE, None)
     try:
         return PROPAGATION_RULES[name](**options)
     except TypeError as error:
         raise ConfigError(f"algorithm.propagation: {name}: {error}") from error
+
+
+def _expect_choices(options: Any, key: str) -> None:
+    """Raise ConfigError for an option that is none of its choices."""
+    for name, hint in get_type_hints(type(options)).items():
+        choices, value = get_args(hint), getattr(options, name)
+        if get_origin(hint) is Literal and value not in choices:
+            expected = f"expected one of {', '.join(choices)}, got {value!r}{did_you_mean(value, choices)}"
+            raise ConfigError(f"{key}.{name}: {expected}")
 
 
 @dataclass(frozen=True)
@@ -286,6 +295,8 @@ class CreditOptions:
         made = {"propagation": rule, "estimator": estimator, "decomposed": decomposed, "pays_by_token": by_token}
         for name, value in {**made, "group_by": group_by}.items():
             object.__setattr__(self, name, value)
+        _expect_choices(self, "algorithm")
+        _expect_choices(rule, "algorithm.propagation")
         if rule.relative != estimator.relative:
             names = [name for name, entry in ADVANTAGE_ESTIMATORS.loaded().items() if entry.relative == rule.relative]
             how = "compares trajectories itself" if rule.relative else "compares no trajectories"
