@@ -129,6 +129,9 @@ def test_explanation_lists_each_child_once():
 
 @dataclass(frozen=True)
 class NothingLikeTheFormula(OutcomeRule):
+    def formulas(self, options):
+        return {"own": ("paid / (paid - paid)",)}  # of no value
+
     def credit(self, inputs):
         paid_S = self.pay(inputs)
         bits_S = np.full(paid_S.shape, 3, dtype=np.uint8)

@@ -49,7 +49,7 @@ class Assignment:
 
     @property
     def history_after(self) -> History:
-        """The statistics for the next batch."""
+        """The statistics for the next batch. Of an assignment from a file: those before it, since its fit has none."""
         after = self.history if self.fit is None or self.fit.history is None else self.fit.history
         return after if self.shadow is None else replace(after, shadow=self.shadow.history_after)
 

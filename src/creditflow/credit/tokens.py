@@ -56,8 +56,8 @@ def token_terms(rewards: Rewards, groups: Groups, options: CreditOptions, *, sca
     from creditflow.credit import kernels
 
     batch, rule, rho_T, gamma_token = rewards.batch, options.propagation, rewards.token_score_T, options.gamma_token
-    assert rho_T is not None, "the caller has seen to it"
-    assert isinstance(rule, ScoreRule), "it pays scores"
+    assert rho_T is not None, "`token_level` makes a score for each token"
+    assert isinstance(rule, ScoreRule), "only rules that pay scores pay them token by token"
     over_S = paid_by_token(rewards) & groups.trained_S & (groups.group_S >= 0)
     level_S, sub_reward_S, weight = groups.level_S, rewards.sub_reward_S, rule.w_r
     length_S, over = batch.sampled_of_step.astype(np.float64), np.flatnonzero(over_S)

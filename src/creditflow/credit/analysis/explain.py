@@ -107,7 +107,10 @@ def evaluate(formula: str, values: Mapping[str, float]) -> float:
     """The value of a formula, each operation rounded to float64."""
     if formula == SUM:
         return reduce(operator.add, values.values(), 0.0)
-    return float(eval(_code(formula), {"__builtins__": {}}, dict(values)))  # the formulas are code of rules
+    try:
+        return float(eval(_code(formula), {"__builtins__": {}}, dict(values)))  # the formulas are code of rules
+    except ZeroDivisionError:
+        return nan  # not the formula of this value
 
 
 @cache

@@ -14,7 +14,7 @@ from creditflow.credit.analysis.metrics import reach, unreached_agents
 from creditflow.credit.assignment import Assignment, assign
 from creditflow.credit.records import OUTCOME, CreditOptions
 from creditflow.credit.rules.base import OutcomeRule
-from creditflow.data import TRAJECTORY_STATUSES, TrajectoryBatch
+from creditflow.data import TRAJECTORY_STATUSES, Floats, TrajectoryBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +92,17 @@ def idle_gate(a: Assignment) -> LintFinding | None:
     gated = withheld_S is not None
     effect = f"this {'gate changes' if gated else 'rule moves'} no credit: propagation {rule} equals"
     if not a.credit.received_S.any():
-        return LintFinding("nothing_flows", f"{effect} own on these trajectories. {_why_idle(a)}")
+        return LintFinding("nothing_flows", f"{effect} own on these trajectories. {_why_idle(a, a.credit.gate_S)}")
     if withheld_S is not None and not withheld_S.any():
         return LintFinding("gates_open", f"{effect} discounted on these trajectories. {_why_open(a)}")
     return None
 
 
-def _why_idle(a: Assignment) -> str:
+def _why_idle(a: Assignment, gate_S: Floats) -> str:
     """Count the steps with a parent by the reason why they pass no credit to it."""
     if a.options.gamma == 0:
         return "algorithm.gamma is 0, so no credit reaches a parent"
-    b, gate_S = getattr(a.options.propagation, "sub_reward_origin", 0.0), a.credit.gate_S
-    assert gate_S is not None, "the caller has seen to it"
+    b = getattr(a.options.propagation, "sub_reward_origin", 0.0)
     child_S = a.batch.parents_of_step > 0
     open_S = child_S & (gate_S > 0)
     even_S = open_S & a.rewards.scored_S & (a.credit.own_S == 0)
@@ -119,8 +118,8 @@ def _why_idle(a: Assignment) -> str:
 
 def _why_open(a: Assignment) -> str:
     rewards, open_S, threshold_S = a.rewards, a.credit.gate_open_S, a.credit.threshold_S
-    assert open_S is not None, "the caller has seen to it"
-    assert threshold_S is not None, "the caller has seen to it"
+    if open_S is None or threshold_S is None:
+        return "No gate stops any"
     if closed := int((~open_S).sum()):
         return f"The {closed} closed gates stop nothing: no credit comes to them"
     if not rewards.scored_S.any():

@@ -139,21 +139,16 @@ def observe(rewards: Rewards) -> tuple[Ints, Observations]:
         cell = cell * len(batch.agent_names) + agent_S
     cell_S, n_cells = compact(cell)
     bin_S = np.where(rewards.scored_S, bins(np.where(rewards.scored_S, rewards.sub_reward_S, 0.0)), -1)[at]
+    low_S, high_S = outcome_ranges(batch)
+    place_S = np.clip((rewards.outcome_S - low_S) / (high_S - low_S), 0.0, 1.0)
     success_C = np.zeros(n_cells)
-    success_C[cell_S] = np.where(rewards.known_S, successes(batch, rewards.outcome_S), -1.0)[at]
+    success_C[cell_S] = np.where(rewards.known_S, place_S, -1.0)[at]
     return at, Observations(batch.agent_names, cell_S, agent_S, bin_S, success_C)
 
 
 def bins(score_S: Floats) -> Ints:
     """[S] the bin of each score in [0, 1]."""
     return np.searchsorted((1e-9, 0.5, 1.0 - 1e-9), score_S, side="right")
-
-
-def successes(batch: TrajectoryBatch, outcome_S: Floats) -> Floats:
-    """[S] q: the place of the outcome of each step's agent in its declared range, from 0 to 1."""
-    low_S, high_S = outcome_ranges(batch)
-    place_S: Floats = np.clip((outcome_S - low_S) / (high_S - low_S), 0.0, 1.0)
-    return place_S
 
 
 def outcome_ranges(batch: TrajectoryBatch) -> Floats:

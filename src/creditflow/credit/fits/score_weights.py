@@ -56,12 +56,9 @@ def score_weights(
     every = np.arange(batch.n_steps)
     outcome_of_others_S = leave_one_out_mean(rewards.outcome_S, rewards.known_S, code_S, trajectory_S, every)
     over_S = over_S & ~np.isnan(score_of_others_S) & ~np.isnan(outcome_of_others_S)
-    values = (
-        rewards.sub_reward_S - score_of_others_S,
-        rewards.outcome_S - outcome_of_others_S,
-        rewards.sub_reward_S,
-        rewards.outcome_S - outcome_ranges(batch)[0],
-    )
+    score_S, outcome_S = rewards.sub_reward_S, rewards.outcome_S
+    relative = (score_S - score_of_others_S, outcome_S - outcome_of_others_S)
+    values = (*relative, score_S, outcome_S - outcome_ranges(batch)[0])
     row_S5 = np.column_stack([np.ones(batch.n_steps), *(np.where(over_S, value_S, 0.0) for value_S in values)])
     fold_S = batch.group_of_trajectory[batch.trajectory_of_step] % FOLDS
     moments_KA55 = _fold_moments(row_S5, _parts_of_trajectories(batch, over_S), fold_S, batch)

@@ -87,7 +87,7 @@ class OutcomeRule(ScoreRule):
             known_S &= batch.is_answer_step
             passes_S = np.ones_like(paid_S) if gate_S is None and options.estimator.critic else gate_S
             if passes_S is not None and options.gamma > 0 and self.w_o > 0:
-                upstream_S = misled_upstream(batch, rewards.masked_S, passes_S)
+                upstream_S = misled(inputs, passes_S)
                 misled_S = upstream_S if upstream_S.any() else None
         reached_S = bits(known_S | (rewards.scored_S & options.decomposed & (self.w_r > 0)), known_S)
         received_S = zero_S if gate_S is None else flow_up(batch, own_S, gate_S, options.gamma, reached_S)
@@ -124,17 +124,19 @@ def flow_up(
     return received_S
 
 
-def misled_upstream(batch: TrajectoryBatch, masked_S: Bools, gate_S: Floats) -> Bools:
+def misled(inputs: RuleInput, gate_S: Floats | None = None) -> Bools:
     """[S] steps whose credit lacks the outcome of an answer step, because its scoring failed for that agent alone.
 
-    Without the outcome, the answer step passes on a credit of 0 through the gates `gate_S`, which is no reward.
+    Without the outcome, the answer step passes on a credit of 0, which is no reward, through the gates `gate_S`; None:
+    all are open.
     """
+    batch, masked_S = inputs.batch, inputs.rewards.masked_S
     kept_N = np.bincount(batch.trajectory_of_step, ~masked_S, batch.n_trajectories) > 0
     lost_S = batch.is_answer_step & masked_S & kept_N[batch.trajectory_of_step]
     if not lost_S.any():
         return lost_S
-    reached_S = lost_S.astype(np.uint8)
-    flow_up(batch, np.zeros(batch.n_steps), gate_S, 1.0, reached_S)
+    reached_S, one_S = lost_S.astype(np.uint8), np.ones(batch.n_steps)
+    flow_up(batch, 0.0 * one_S, one_S if gate_S is None else gate_S, 1.0, reached_S)
     return reached_S > 0
 
 

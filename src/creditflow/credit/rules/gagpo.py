@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from creditflow.credit.records import Credit, RuleInput, propagation_rule, weight
-from creditflow.credit.rules.base import answer_part, flow_up
-from creditflow.credit.rules.relative import RelativeRule, by_steps, codes_at, comparable, credit_of, misled
+from creditflow.credit.rules.base import answer_part, flow_up, misled
+from creditflow.credit.rules.relative import RelativeRule, by_steps, codes_at, comparable, credit_of
 from creditflow.data import Bools, Floats
 
 

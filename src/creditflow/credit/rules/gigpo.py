@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from creditflow.credit.records import Credit, RuleInput, propagation_rule
-from creditflow.credit.rules.relative import WeightedRule, by_steps, comparable, credit_of, misled
+from creditflow.credit.rules.base import misled
+from creditflow.credit.rules.relative import WeightedRule, by_steps, comparable, credit_of
 
 
 @propagation_rule("gigpo")

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from creditflow.credit.records import Credit, RuleInput, propagation_rule
-from creditflow.credit.rules.relative import WeightedRule, by_steps, comparable, credit_of, misled, scored
+from creditflow.credit.rules.base import misled
+from creditflow.credit.rules.relative import WeightedRule, by_steps, comparable, credit_of, scored
 from creditflow.data import Floats
 
 _LEAST = 1e-18

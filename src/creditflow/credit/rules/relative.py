@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from creditflow.credit.groups import EPSILON, TIE_TOLERANCE, cells_of, group_codes
 from creditflow.credit.records import Credit, RuleInput, weight
-from creditflow.credit.rules.base import ScoreRule, answer_part, bits, flow_up, misled_upstream
+from creditflow.credit.rules.base import ScoreRule, answer_part, bits, flow_up
 from creditflow.data import Bools, Floats, Ints
 
 
@@ -84,11 +84,6 @@ def comparable(inputs: RuleInput) -> Bools:
 def scored(inputs: RuleInput) -> Bools:
     """[S] whether the step has a score that enters credit."""
     return inputs.rewards.scored_S & inputs.options.decomposed
-
-
-def misled(inputs: RuleInput) -> Bools:
-    """[S] the steps whose return lacks the outcome of an answer step; see `misled_upstream`."""
-    return misled_upstream(inputs.batch, inputs.rewards.masked_S, np.ones(inputs.batch.n_steps))
 
 
 def credit_of(
