@@ -47,6 +47,7 @@ def test_recredit_without_changes_reproduces_every_file(ledger: Ledger, tmp_path
     for step in ledger.steps:
         assert again.file(step).read_bytes() == ledger.file(step).read_bytes()
     assert rows(result.stdout, "changes of credit")["all"] == ["32", "0.0%", "0.0%", "0", "0"]
+    assert "\nrule: {rule: threshold, w_r: 1.0, " in result.stdout
 
 
 ADAPTIVE = {

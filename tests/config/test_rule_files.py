@@ -251,6 +251,18 @@ def test_command_that_needs_the_file_names_it(gone: Path, recipe: Path, words: s
     assert message in refused(*words.replace("RUN", str(gone)).split())
 
 
+def test_recredit_tells_recorded_options_that_the_file_refuses(run: Path, recipe: Path, tmp_path: Path) -> None:
+    text, file = recipe.with_name("rules.py").read_text(), recipe.with_name("rules.py")
+    try:
+        succeeded(recipe.parent, "recredit", run, "propagation.factor=0.75", "-o", tmp_path / "before")
+        file.write_text(text.replace("at_most=1.0", "at_most=0.7"))
+        message = refused("recredit", tmp_path / "before", "gamma=0.5", "-o", tmp_path / "out")
+        assert message.endswith("of at most 0.7, got 0.75, under the run's recorded options")
+        assert "recorded" not in refused("recredit", run, "propagation.factor=0.8", "-o", tmp_path / "out")
+    finally:
+        file.write_text(text)
+
+
 def test_audit_scores_the_rule_of_a_file(run: Path, recipe: Path) -> None:
     file = run.parent / "audit.json"
     rule = "rules.py:Halves"

@@ -13,10 +13,11 @@ from creditflow._utils.progress import Reporter
 from creditflow.cli._options import Run
 from creditflow.credit.analysis.difference import CreditChange, added, moved
 from creditflow.credit.analysis.metrics import credit_metrics
+from creditflow.credit.records import Rule
 from creditflow.errors import InputError
 from creditflow.monitoring.guard import FALLBACK_RULE
 from creditflow.reports.tables import MOVED_MEANING, moved_table, results_console, show
-from creditflow.reports.text import steps_words
+from creditflow.reports.text import in_yaml, plain, steps_words
 from creditflow.runs import Ledger, RunFolder
 
 
@@ -63,7 +64,7 @@ def recredit(
         raise InputError(f"{run / 'config.yaml'}: expected the run's configuration: {error.strerror}") from error
     total: dict[str, CreditChange] = {}
     unassigned: list[int] = []
-    rules: dict[int, str] = {}
+    rules: dict[int, Rule] = {}
     partial = out.with_name(f".{out.name}.part")  # an interrupted recredit must not look complete
     shutil.rmtree(partial, ignore_errors=True)
     reporter = Reporter()
@@ -79,7 +80,7 @@ def recredit(
                     unassigned.append(recorded.step)
                 else:
                     total = added(total, moved(recorded.assignment, assignment))
-                    rules[recorded.step] = assignment.options.propagation.name
+                    rules[recorded.step] = assignment.options.propagation
                 bar.advance()
         partial.rename(out)
     finally:
@@ -90,7 +91,7 @@ def recredit(
 
 
 def _print(
-    title: str, total: Mapping[str, CreditChange], unassigned: Sequence[int], rules: Mapping[int, str], out: Path
+    title: str, total: Mapping[str, CreditChange], unassigned: Sequence[int], rules: Mapping[int, Rule], out: Path
 ) -> None:
     """Print the table of changes. `unassigned`: training steps without assigned credit; `rules`: by training step."""
     console = results_console()
@@ -98,6 +99,9 @@ def _print(
     console.print(MOVED_MEANING)
     if unassigned:
         console.print(f"left out: {steps_words(unassigned)}, without credit, because too many scores had failed")
-    if kept := [step for step, name in rules.items() if name == FALLBACK_RULE and len({*rules.values()}) > 1]:
+    names = {step: rule.name for step, rule in rules.items()}
+    if rules:
+        console.print(f"rule: {plain(in_yaml(rules[min(rules)].spec()))}", soft_wrap=True)
+    if kept := [step for step, name in names.items() if name == FALLBACK_RULE and len({*names.values()}) > 1]:
         console.print(f"{steps_words(kept)}: the guard's fallback, the rule {FALLBACK_RULE}, stays in force")
     console.print(f"written: {out}", soft_wrap=True)

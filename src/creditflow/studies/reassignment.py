@@ -13,7 +13,7 @@ from creditflow.credit import Assignment, BatchStats, CreditOptions, Threshold, 
 from creditflow.credit.analysis.metrics import batch_stats
 from creditflow.credit.history import History
 from creditflow.credit.records import RULE
-from creditflow.errors import BatchError, InputError
+from creditflow.errors import BatchError, ConfigError, InputError
 from creditflow.monitoring.guard import FALLBACK_RULE
 from creditflow.runs import Ledger, Recorded
 
@@ -90,7 +90,12 @@ def _changed(before: CreditOptions, changed: Mapping[str, Any]) -> CreditOptions
         rule = merge_options(rule, {"theta": theta})
     estimator = changed.get("adv_estimator", before.adv_estimator)
     load_named_files({**recorded, "propagation": rule, "adv_estimator": estimator}, Path.cwd())
-    return credit_options(before, **changed)
+    try:
+        return credit_options(before, **changed)
+    except ConfigError as error:
+        own = {RULE: rule[RULE], **rule_options(changed.get("propagation"))}
+        credit_options(**{**changed, "propagation": own})  # raises if the changes alone are invalid
+        raise ConfigError(f"{error}, under the run's recorded options") from error
 
 
 def _sets_threshold(changed: Mapping[str, Any]) -> bool:
