@@ -15,6 +15,8 @@ def words_with(name: str, new: Path) -> list[object]:
     key, _, value = name.partition("=")
     if kind in ("creditflow", "recipe", "template"):
         return {"creditflow": rest.split(), "recipe": ["check", rest]}.get(kind, ["init", new, "--template", rest])
+    if kind == "tool":
+        return ["check", TOY, f"team.agents.writer.tools=[{rest}]"]
     if kind.startswith("creditflow."):
         return ["check", TOY, f"team.workflow={name}:solve"]
     if key == "reward.functions.fn":

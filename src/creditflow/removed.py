@@ -74,12 +74,16 @@ REMOVED: dict[str, str] = {
     "reward.functions.fn=implicit_process": "use `process_model`, or write a function",
     "reward.functions.fn=product": "write a function that calls the others, or use `sum`",
     "template planner": "use `debate`, with `topologies.planner_executor_verifier` in its `team.py`",
+    "tool recall": "write a function of your own",
+    "tool search": "write a function of your own",
+    "tool store": "write a function of your own",
     "trainer.sequential_ratio_max": "leave it out; every training step updates all policies",
     "trainer.update_schedule": "leave it out; every training step updates all policies",
 }
 """Removed name -> advice. A name is a dotted key (`algorithm.tau`), a key with a value
 (`algorithm.propagation=replay`), a command (`creditflow diff`), a module that a recipe may name
-(`creditflow.integrations`), a shipped recipe (`recipe logic_single`), or a template of `creditflow init`."""
+(`creditflow.integrations`), a shipped recipe (`recipe logic_single`), a ready-made tool, or a
+template of `creditflow init`."""
 
 
 def removed_hint(key: str, value: object = None) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 
 from creditflow._utils.loading import load_object
 from creditflow.errors import ConfigError, did_you_mean
+from creditflow.removed import removed_hint
 from creditflow.rollout.tools import Tool
 
 _KEYS = ("fn", "name", "args", "timeout")
@@ -51,7 +52,8 @@ def _load(entry: Any, base: Path, key: str, offered: Mapping[str, Any]) -> Tool:
         function = load_object(fn, base, f"{key}.fn")
     else:
         choices = f"one of {', '.join(READY_MADE)}, or `file.py:function`"
-        raise ConfigError(f"{key}: expected {choices}, got {fn!r}{did_you_mean(fn, list(READY_MADE))}")
+        hint = removed_hint(f"tool {fn}") or did_you_mean(fn, list(READY_MADE))
+        raise ConfigError(f"{key}: expected {choices}, got {fn!r}{hint}")
     if inspect.isclass(function):
         takes = inspect.signature(function).parameters
         args = {**{word: value for word, value in offered.items() if word in takes}, **args}
