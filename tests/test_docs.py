@@ -171,6 +171,22 @@ def test_links_lead_to_files(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+FRAGMENT = re.compile(r"\]\((?![a-z]+:)([^)#\s]*)#([^)\s]+)\)")
+
+
+def fragments(page: Path) -> set[str]:
+    """The addresses of a page's headings."""
+    titles = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S), re.M)
+    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", title.lower()).strip()) for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_to_headings(page: Path) -> None:
+    links = [(page.parent / name if name else page, heading) for name, heading in FRAGMENT.findall(page.read_text())]
+    dead = [link for link in links if link[0].name != "python_api.md" and link[1] not in fragments(link[0])]
+    assert dead == []  # the headings of python_api.md are made of docstrings
+
+
 def test_pages_named_in_the_code_exist() -> None:
     sources = [path for folder in ("src", "tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
     names = {name for path in [*sources, ROOT / "Makefile"] for name in PAGE_NAME.findall(path.read_text())}
