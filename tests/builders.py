@@ -7,13 +7,16 @@ batch_of(
 """
 
 import asyncio
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import settings
 
 from creditflow.credit import Assignment, CreditOptions, assign
@@ -252,3 +255,12 @@ class Scripted:
 def without_progress(stderr: str) -> str:
     """The standard error of a command without the lines that name what it loads, repeated on a busy machine."""
     return "".join(line for line in stderr.splitlines(keepends=True) if not line.startswith("loading "))
+
+
+def record_removed_keys(run: Path, *, central: bool) -> None:
+    """Rewrite a run's configuration as it was recorded before `data.curriculum` and `critic.central` were removed."""
+    facts, recipe = json.loads((run / "run.json").read_text()), yaml.safe_load((run / "config.yaml").read_text())
+    for config in (facts["config"], recipe):
+        config["critic"]["central"], config["data"]["curriculum"] = central, None
+    (run / "run.json").write_text(json.dumps(facts))
+    (run / "config.yaml").write_text(yaml.safe_dump(recipe))

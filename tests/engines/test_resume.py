@@ -15,7 +15,7 @@ from creditflow.engines.local import checkpoint, trainer
 from creditflow.engines.local.policy_set import PolicySet
 from creditflow.errors import ConfigError, DataError, InputError
 from creditflow.runs.run_folder import read_events, read_metrics
-from tests.builders import mostly_slow
+from tests.builders import mostly_slow, record_removed_keys
 from tests.engines.small_runs import (
     CRITIC,
     EVERY_STEP,
@@ -73,6 +73,19 @@ def test_resumed_run_equals_an_unstopped_run(shared_recipe, finished, half, tmp_
     assert read_metrics(again)[-1]["step"] == 2
     expect_the_same(whole, run(shared_recipe, again, *settings))
     assert [event["step"] for event in read_events(whole) if event["rule"] == "often"] == [2]
+
+
+def test_removed_keys_without_effect_leave_a_run_resumable(shared_recipe, finished, half, tmp_path) -> None:
+    again = copy_of(half, tmp_path)
+    record_removed_keys(again, central=False)
+    expect_the_same(finished(*WATCHED), run(shared_recipe, again, *WATCHED))
+
+
+def test_removed_key_with_an_effect_is_named_on_resume(shared_recipe, half, tmp_path) -> None:
+    again = copy_of(half, tmp_path)
+    record_removed_keys(again, central=True)
+    with pytest.raises(ConfigError, match=r"critic.central: True in a run of creditflow .*, which cannot go on; rem"):
+        run(shared_recipe, again, *WATCHED)
 
 
 def test_policies_learn_from_their_own_steps_after_a_warm_up(finished) -> None:

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from creditflow.credit import assign
 from creditflow.engines.local.values import DecisionValues
 from creditflow.runs import Ledger
 from creditflow.studies.decisions import decision_rows, rule_fidelities
-from tests.builders import batch_of, credit_options, make_trajectory, step
+from tests.builders import batch_of, credit_options, make_trajectory, record_removed_keys, step
 from tests.cli.commands import creditflow, refused, toy_run
 
 
@@ -71,6 +72,14 @@ def test_audit_of_an_earlier_step_names_who_acts(run: Path) -> None:
     assert with_model.exit_code == 0, with_model.output
     assert f"training step 1; {model} acts: 2 of 16 decisions" in with_model.output
     assert "training step 1; the initial model acts" in audit(run, *few).output
+
+
+def test_audit_reads_a_run_with_removed_keys_unless_they_had_an_effect(run: Path, tmp_path: Path) -> None:
+    old = Path(shutil.copytree(run, tmp_path / "run"))
+    record_removed_keys(old, central=False)
+    assert audit(old, "--decisions", 2, "--continuations", 2).exit_code == 0
+    record_removed_keys(old, central=True)
+    assert f"critic.central: True in a run of creditflow {version('creditflow')}, which" in refused("audit", old)
 
 
 def test_audit_without_a_checkpoint_requires_a_model(run: Path, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def audit(
     if ledger.run.get("engine") == "none":
         raise InputError(f"{run}: expected a run that creditflow trained; imported trajectories cannot be continued")
     with reporter.bar(f"loading {run}", announce=True, keep=False):
-        components = build_components(load_recipe(run / "config.yaml"), tasks=False)
+        components = build_components(load_recipe(run / "config.yaml", recorded=ledger.run), tasks=False)
         step, checkpoint, policy_set = _load_policies(ledger, components, training_step, model)
     make_folder(run / "audit", "RUN")  # fails before the rollouts if the folder is not writable
     recorded = ledger.read(step)

@@ -33,7 +33,7 @@ from creditflow.config.validation import validate
 from creditflow.credit.records import PROPAGATION_RULES, RULE
 from creditflow.errors import ConfigError, did_you_mean, first_line
 from creditflow.monitoring.guard import without_gates
-from creditflow.removed import removed_hint
+from creditflow.removed import REMOVED, removed_hint
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 """The folder of the shipped recipes. It is no package: their Python files are loaded by path, as users' files are."""
@@ -56,15 +56,18 @@ def shipped_recipes() -> list[str]:
     return sorted(path.stem for path in RECIPES.glob("*.yaml"))
 
 
-def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
+def load_recipe(path: Path | str, overrides: Sequence[str] = (), recorded: Mapping[str, Any] | None = None) -> Recipe:
     """Read a recipe, apply `key=value` overrides, resolve aliases and validate.
 
     `path`: a file, or the bare name of a shipped recipe. A recipe may extend another one: `extends: other.yaml`,
-    relative to itself, or a shipped one by name. Raises ConfigError with the key, the expected and the actual value; an
-    unknown key names the nearest known one.
+    relative to itself, or a shipped one by name. `recorded`: the `run.json` of the run that wrote the file, whose
+    removed keys are left out. Raises ConfigError with the key, the expected and the actual value; an unknown key names
+    the nearest known one.
     """
     path = find_recipe(path)
     layers = _with_overrides(path, overrides)
+    if recorded is not None:
+        layers = [without_removed(layer, recorded) for layer in layers]
     replaced = _spell_out_preset(layers)
     config = _merged(layers, path)
     validate(config)
@@ -78,6 +81,22 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     )
     overridden = frozenset(key for key, _ in leaves(layers[-1]))
     return Recipe(config=config, name=path.stem, folder=path.resolve().parent, notices=notices, overridden=overridden)
+
+
+def without_removed(options: Mapping[str, Any], facts: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """A run's recorded options without the removed keys, which are recorded as null or false if they had no effect.
+
+    `facts`: the run's `run.json`. Raises ConfigError for a removed key with an effect.
+    """
+    kept: dict[str, Any] = {}
+    for key, value in options.items():
+        name = f"{path}{key}"
+        if name not in REMOVED:
+            kept[key] = without_removed(value, facts, f"{name}.") if isinstance(value, Mapping) else value
+        elif value is not None and value is not False:
+            of = f"of creditflow {facts.get('versions', {}).get('creditflow', 'unknown')}"
+            raise ConfigError(f"{name}: {value!r} in a run {of}, which cannot go on{removed_hint(name)}")
+    return kept
 
 
 def _with_overrides(path: Path, overrides: Sequence[str]) -> list[dict[str, Any]]:

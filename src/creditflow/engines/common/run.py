@@ -16,6 +16,7 @@ from typing import Any
 from creditflow._utils.files import alone_in, make_folder
 from creditflow._utils.progress import Reporter
 from creditflow.config import Recipe, different_options
+from creditflow.config.loading import without_removed
 from creditflow.data import Task
 from creditflow.engines.common.components import Components
 from creditflow.errors import InputError
@@ -94,19 +95,20 @@ def _content(tasks: Sequence[Task]) -> str:
 def read_facts(path: Path, engine: str) -> dict[str, Any] | None:
     """The `run.json` of the run in `path`; None without a run.
 
-    Raises InputError if it cannot be read, or if another engine began the run; DataError for another format version.
+    Raises InputError if it cannot be read, or if another engine began the run; DataError for another format version;
+    ConfigError for an option that was removed since.
     """
     if not (path / "run.json").exists():
         return None
     try:
         facts: dict[str, Any] = json.loads((path / "run.json").read_text())
-        began, _ = facts["engine"], facts["config"]
+        began, _ = facts["engine"], dict(facts["config"])
     except (ValueError, KeyError, TypeError):
         raise folder_error(path, "already, whose run.json does not say what it is") from None
     if began != engine:
         raise folder_error(path, f"of --engine {began}")
     expect_format(path / "run.json", facts.get("format", 1))
-    return facts
+    return facts | {"config": without_removed(facts["config"], facts)}
 
 
 def changed_options(facts: Mapping[str, Any], recipe: Recipe, now: Mapping[str, Any]) -> list[str]:
