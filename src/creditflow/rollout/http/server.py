@@ -572,10 +572,11 @@ _UNREAD = (401, 404, 405, 408, 413, 421, 429)
 
 
 def _dialect(request: Request) -> Dialect:
-    """Return the dialect of a request's errors, by its path."""
+    """Return the dialect of a request's errors: by its path, or by a header that one official client sends."""
     path = request.url.path.rstrip("/")
     by_path = (dialect for _, dialect in DIALECTS.items() if path.endswith(dialect.path))
-    return next(by_path, DIALECTS["openai_chat"])
+    other = "anthropic_messages" if "anthropic-version" in request.headers else "openai_chat"
+    return next(by_path, DIALECTS[other])
 
 
 def _refusal(refused: RefusedError, request: Request) -> Response:

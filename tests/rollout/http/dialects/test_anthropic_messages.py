@@ -137,14 +137,23 @@ def test_unsupported_request_is_refused_by_name(fields, said):
     assert (extras(body), body.error.type) == (set(), "invalid_request_error")
 
 
-def test_errors_have_the_format_of_the_client():
+@pytest.mark.parametrize(
+    ("path", "key", "status", "kind"),
+    [
+        ("/messages", "wrong", 401, "authentication_error"),
+        ("/messages/batches", None, 404, "not_found_error"),
+        ("/models", "wrong", 401, "authentication_error"),
+    ],
+)
+def test_errors_have_the_format_of_the_client(path, key, status, kind):
     async def solve(task, team):
-        async with httpx.AsyncClient(headers={"x-api-key": "wrong"}, trust_env=False) as client:
-            answer = await client.post(f"{team.base_url}/messages")
+        headers = {"x-api-key": key or team.api_key, "anthropic-version": "2023-06-01"}
+        async with httpx.AsyncClient(headers=headers, trust_env=False) as client:
+            answer = await client.request("GET" if path == "/models" else "POST", f"{team.base_url}{path}")
         body = ErrorResponse.model_validate(answer.json(), strict=True)
         return f"{answer.status_code} {body.error.type}"
 
-    assert run_workflow(solve)[0].answer == "401 authentication_error"
+    assert run_workflow(solve)[0].answer == f"{status} {kind}"
 
 
 def test_models_are_listed_under_the_base_url_of_others():
