@@ -27,7 +27,6 @@ REMOVED: dict[str, str] = {
     "algorithm.preset=sharp": "use `algorithm.propagation: own`; it had more signal than sharp, and no more rollouts",
     "algorithm.propagation=implicit_step": "use `own`",
     "algorithm.propagation=leave_one_out": "use `own`",
-    "algorithm.propagation=none": "use `own`, its name today",
     "algorithm.propagation=replay": "use `own`",
     "algorithm.propagation=shapley": "use `own`",
     "algorithm.score_model": "use `algorithm.propagation: {rule: calibrated, score_weight: fixed}`",

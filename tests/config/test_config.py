@@ -261,6 +261,12 @@ def test_override_of_the_rule_replaces_its_options(recipe, base, override, spec)
     assert load_recipe(record).config.algorithm == loaded.config.algorithm
 
 
+def test_former_name_of_a_rule_is_a_notice(recipe):
+    loaded = load_recipe(recipe("algorithm: {propagation: none}"), ["algorithm.propagation.w_r=2"])
+    assert loaded.config.algorithm.propagation == {"rule": "own", "w_r": 2}
+    assert loaded.notices == ("algorithm.propagation: none is now called own",)
+
+
 def test_guard_rule_on_gates_is_a_notice_without_gates(recipe):
     path = recipe("guard: {rules: {mine: {metric: propagation/pass_rate, below: 0.5}}}")
     left_out = "guard.rules.mine: left out, as the propagation rule own has no gates"

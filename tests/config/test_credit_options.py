@@ -126,6 +126,7 @@ def test_options_of_credit_refuse_other_values(options, message):
     ("keys", "rule", "options"),
     [
         ({}, "own", {}),
+        ({"propagation": "none"}, "own", {}),
         ({"threshold_share": True}, "threshold", {"theta": 0.5}),
         ({"threshold_share": False}, "discounted", {}),
         ({"propagation_threshold": 0.3}, "threshold", {"theta": 0.3}),

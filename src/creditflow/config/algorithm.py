@@ -18,6 +18,8 @@ FLAT = {"propagation_threshold": "theta", "on_closed_gate": "on_closed_gate", "o
 """Flat keys of `algorithm` -> the option of the rule that they set."""
 CHOOSING = ("propagation", "threshold_share", *FLAT)
 """Keys of `algorithm` that choose the rule and its options."""
+RENAMED = {"none": "own"}
+"""Former names of rules -> their names."""
 _DEFAULT = "own"
 
 
@@ -117,8 +119,11 @@ def checked_rule(spec: str | Mapping[str, Any]) -> Rule:
 
 
 def rule_options(spec: Any) -> dict[str, Any]:
-    """`{rule: NAME, option: value}` from a value of `algorithm.propagation`."""
-    return {RULE: spec} if isinstance(spec, str) else dict(spec or {})
+    """`{rule: NAME, option: value}` from a value of `algorithm.propagation`, with today's name of the rule."""
+    options = {RULE: spec} if isinstance(spec, str) else dict(spec or {})
+    if isinstance(name := options.get(RULE), str):
+        options[RULE] = RENAMED.get(name, name)
+    return options
 
 
 def rule_name(layers: Sequence[Mapping[str, Any]]) -> tuple[int, str]:

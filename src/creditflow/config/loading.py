@@ -14,6 +14,7 @@ from creditflow.config.algorithm import (
     CHOOSING,
     FLAT,
     KEY,
+    RENAMED,
     chosen_rule,
     expect_options,
     merge_options,
@@ -69,10 +70,12 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), recorded: Mappi
     if recorded is not None:
         layers = [without_removed(layer, recorded) for layer in layers]
     replaced = _spell_out_preset(layers)
+    former = [name for layer in layers for name in _former_names(layer)]
     config = _merged(layers, path)
     validate(config)
     notices = (
         *replaced,
+        *(f"{KEY}: {name} is now called {RENAMED[name]}" for name in dict.fromkeys(former)),
         *(
             f"guard.rules.{name}: left out, as the propagation rule {config.credit.propagation} has no gates"
             for name in without_gates(config.guard.rules, config.credit)
@@ -155,6 +158,13 @@ def _value(layer: Mapping[str, Any], key: str) -> Any:
     for part in key.split("."):
         value = value.get(part) if isinstance(value, dict) else None
     return value
+
+
+def _former_names(layer: Mapping[str, Any]) -> list[str]:
+    """Former names of rules in a layer."""
+    specs = [_value(layer, KEY), _value(layer, "algorithm.shadow.propagation")]
+    names = [spec.get(RULE) if isinstance(spec, dict) else spec for spec in specs]
+    return [name for name in names if isinstance(name, str) and name in RENAMED]
 
 
 def _resolve_aliases(config: Config, set_keys: Set[str]) -> None:

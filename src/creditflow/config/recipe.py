@@ -69,7 +69,7 @@ class Recipe:
     folder: Path
     """The folder of relative `file.py:function` references."""
     notices: tuple[str, ...] = field(default=(), compare=False)
-    """Options that a preset replaces, and rules of the guard that are left out; `check` and `train` print them."""
+    """Options that a preset replaces, former names of rules, guard rules left out; `check` and `train` print them."""
     overridden: frozenset[str] = field(default=frozenset(), compare=False)
     """The keys set on the command line; they take precedence over the recipe."""
 
