@@ -12,6 +12,7 @@ from creditflow.credit.groups import LEVELS
 from creditflow.credit.records import PROPAGATION_RULES
 from creditflow.data import Score
 from creditflow.errors import BatchError, ConfigError, NotFiniteError, ShapeError
+from creditflow.studies.reassignment import standing_threshold
 from tests.builders import batch_of, credit_options, credited, make_trajectory, step
 from tests.credit.strategies import options, registered, trajectories
 
@@ -48,7 +49,7 @@ def test_assignment_records_the_threshold_of_each_step():
     )
     a = assign(batch, chosen)
     assert a.credit.threshold_S.tolist() == [0.5, 0.7]
-    assert [a.standing_threshold().theta(agent) for agent in ("write", "plan")] == [0.7, 0.5]
+    assert [standing_threshold(a).theta(agent) for agent in ("write", "plan")] == [0.7, 0.5]
     assert a.credit.gate_open_S.tolist() == [True, False]
 
 

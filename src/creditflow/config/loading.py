@@ -118,10 +118,10 @@ def _merged(layers: Sequence[dict[str, Any]], path: Path) -> Config:
     values, choices = _resolved(layers, path)
     set_keys = {key for layer in layers for key, _ in leaves(layer)}
     folder = path.resolve().parent
-    algorithm = values["algorithm"]
-    refuse_misplaced(algorithm)
-    algorithm["propagation"] = chosen_rule([load_named_files(layer, folder) for layer in choices])
-    values["algorithm"] = load_named_files(algorithm, folder)
+    if isinstance(algorithm := values["algorithm"], dict):
+        refuse_misplaced(algorithm)
+        algorithm["propagation"] = chosen_rule([load_named_files(layer, folder) for layer in choices])
+        values["algorithm"] = load_named_files(algorithm, folder)
     config = checked(Config, values)
     if (source := workflow_source(config.team.workflow)) is not None:
         source.fill(config)

@@ -41,23 +41,14 @@ def compare(
         # The part paid token by token leaves the step's credit; its parents still receive it.
         by_token_S = np.where(paid_by_token(rewards), credit.paid_S, 0.0)
     credit_S = credit.total_S - by_token_S
-    grouped = estimator.grouped
-    groups = group_statistics(rewards, credit_S, trained_S, options) if grouped else no_groups(trained_S)
-    inputs = EstimatorInput(
-        rewards=rewards,
-        options=options,
-        credit=credit,
-        credit_S=credit_S,
-        reward_S=credit.own_S - by_token_S + credit.shared_S,
-        groups=groups,
-        values_T=values_T,
-        token_reward_T=_token_rewards(rewards, options) if estimator.critic else None,
-    )
+    groups = group_statistics(rewards, credit_S, trained_S, options) if estimator.grouped else no_groups(trained_S)
+    reward_S = credit.own_S - by_token_S + credit.shared_S
+    token_reward_T = _token_rewards(rewards, options) if estimator.critic else None
+    inputs = EstimatorInput(rewards, options, credit, credit_S, reward_S, groups, values_T, token_reward_T)
     estimate = estimator.estimate(inputs)
     if not isinstance(estimate, Estimate):
-        got = type(estimate).__name__
         name = f"algorithm.adv_estimator: {options.adv_estimator}"
-        raise ConfigError(f"{name}: expected the function to return Estimate, got {got}")
+        raise ConfigError(f"{name}: expected the function to return Estimate, got {type(estimate).__name__}")
     return (*(_whitened(inputs, estimate) if estimator.whitened else (groups, estimate)), credit_S)
 
 

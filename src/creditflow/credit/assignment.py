@@ -18,7 +18,7 @@ from creditflow.credit.groups import LEVEL_NAMES, describe
 from creditflow.credit.history import History
 from creditflow.credit.records import BITS, NOTHING, Advantage, Credit, CreditOptions, Fit, Groups, Rewards, RuleInput
 from creditflow.credit.rewards import read_rewards
-from creditflow.credit.thresholds.base import Constant, Threshold
+from creditflow.credit.thresholds.base import Threshold
 from creditflow.credit.tokens import write_tokens
 from creditflow.data import Floats, TrajectoryBatch, validate
 from creditflow.errors import BatchError, ConfigError, EmptyBatchError, NotFiniteError, ShapeError
@@ -52,15 +52,6 @@ class Assignment:
         """The statistics for the next batch. Of an assignment from a file: those before it, since its fit has none."""
         after = self.history if self.fit is None or self.fit.history is None else self.fit.history
         return after if self.shadow is None else replace(after, shadow=self.shadow.history_after)
-
-    def standing_threshold(self) -> Threshold | None:
-        """A constant threshold: each agent keeps the one in force here. None for a rule without gates."""
-        if self.credit.threshold_S is None:
-            return None
-        agents, first = np.unique(self.batch.agent_of_step, return_index=True)
-        names = [self.batch.agent_names[a] for a in agents]
-        floor = self.options.propagation.make_threshold().floor
-        return Constant(dict(zip(names, self.credit.threshold_S[first].tolist(), strict=True)), floor)
 
     @property
     def returns_T(self) -> Floats | None:

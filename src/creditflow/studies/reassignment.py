@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from creditflow.config import credit_options, load_named_files
 from creditflow.config.algorithm import CHOOSING, merge_options, rule_options
 from creditflow.config.references import spelled_out
@@ -13,6 +15,7 @@ from creditflow.credit import Assignment, BatchStats, CreditOptions, Threshold, 
 from creditflow.credit.analysis.metrics import batch_stats
 from creditflow.credit.history import History
 from creditflow.credit.records import RULE
+from creditflow.credit.thresholds.base import Constant
 from creditflow.errors import BatchError, ConfigError, InputError
 from creditflow.monitoring.guard import FALLBACK_RULE
 from creditflow.runs import Ledger, Recorded
@@ -68,7 +71,7 @@ def reassign(
     assert before is not None
     options = _changed(before.options, changed)
     if threshold is None and not _sets_threshold(changed):
-        threshold = before.standing_threshold()  # reads the floor of the kind, whose file is loaded by now
+        threshold = standing_threshold(before)  # reads the floor of the kind, whose file is loaded by now
     values_T = None if before.advantage.critic is None else before.advantage.critic.values_T
     try:
         return assign(
@@ -101,3 +104,13 @@ def _changed(before: CreditOptions, changed: Mapping[str, Any]) -> CreditOptions
 def _sets_threshold(changed: Mapping[str, Any]) -> bool:
     spec = changed.get("propagation")
     return "propagation_threshold" in changed or (isinstance(spec, Mapping) and "theta" in spec)
+
+
+def standing_threshold(assignment: Assignment) -> Threshold | None:
+    """A constant threshold: each agent keeps the one in force. None for a rule without gates."""
+    batch, threshold_S = assignment.batch, assignment.credit.threshold_S
+    if threshold_S is None:
+        return None
+    agents, first = np.unique(batch.agent_of_step, return_index=True)
+    theta_of = {batch.agent_names[a]: float(theta) for a, theta in zip(agents, threshold_S[first], strict=True)}
+    return Constant(theta_of, assignment.options.propagation.make_threshold().floor)
