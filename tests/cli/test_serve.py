@@ -280,7 +280,7 @@ def test_failed_writes_are_retried_later(tmp_path, monkeypatch, capsys):
     assert list(tmp_path.iterdir()) == []
     assert capsys.readouterr().err.count("3 trajectories wait to be written") == 1
     written.write(everything=True)
-    assert [read_parquet(file).trajectory_ids for file in sorted(tmp_path.iterdir())] == [("a", "b"), ("c",)]
+    assert [tuple(read_parquet(file).trajectory_ids) for file in sorted(tmp_path.iterdir())] == [("a", "b"), ("c",)]
 
 
 def test_unwritable_rollout_blocks_no_other(tmp_path, capsys):
