@@ -74,7 +74,7 @@ def test_audit_of_an_earlier_step_names_who_acts(run: Path) -> None:
     assert "training step 1; the initial model acts" in audit(run, *few).output
 
 
-def test_audit_reads_a_run_with_removed_keys_unless_they_had_an_effect(run: Path, tmp_path: Path) -> None:
+def test_audit_drops_removed_keys_that_had_no_effect(run: Path, tmp_path: Path) -> None:
     old = Path(shutil.copytree(run, tmp_path / "run"))
     record_removed_keys(old, central=False)
     assert audit(old, "--decisions", 2, "--continuations", 2).exit_code == 0

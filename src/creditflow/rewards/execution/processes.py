@@ -98,9 +98,12 @@ class _Output(threading.Thread):
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         super().__init__(daemon=True)
         self.process = process
-        self.printed, self.tail = 0, b""
-        """Count and end of the current call's output."""
+        self.forget()
         self.start()
+
+    def forget(self) -> None:
+        """Begin to count and to keep the output of another call."""
+        self.printed, self.tail = 0, b""
 
     def run(self) -> None:
         assert self.process.stdout is not None
@@ -172,6 +175,7 @@ class _Worker:
     def send(self, message: bytes) -> Returned:
         """Send the functions or a batch, and wait until it is read. Raises as `receive` does."""
         self.connection.settimeout(START_TIMEOUT_S)
+        self.output.forget()  # not after the answer: the first call may have printed by then
         with suppress(BrokenPipeError, ConnectionResetError):  # `receive` reports it
             self.connection.sendall(pickle.dumps(message))
         return self.receive(START_TIMEOUT_S)
@@ -192,7 +196,6 @@ class _Worker:
             self.incoming += chunk
         line = bytes(self.incoming[:end])
         del self.incoming[: end + 1]
-        self.output.printed, self.output.tail = 0, b""
         return wire.unpack_returned(line)
 
     def kill(self) -> None:
@@ -303,6 +306,7 @@ class WorkerPool:
             while rest:
                 begun, limit = time.monotonic(), job.calls[rest[0]].timeout(self.timeout)
                 job.answer(rest[0], worker.receive(limit))
+                worker.output.forget()
                 rest.popleft()
             return
         except _StartError as error:
