@@ -233,7 +233,7 @@ def make_rule(spec: str | Mapping[str, Any] | Rule) -> Rule:
 
 
 def _expect_choices(options: Any, key: str) -> None:
-    """Raise ConfigError for an option that is none of its choices."""
+    """Raise ConfigError for an option with a value outside of its choices."""
     for name, hint in get_type_hints(type(options)).items():
         choices, value = get_args(hint), getattr(options, name)
         if get_origin(hint) is Literal and value not in choices:

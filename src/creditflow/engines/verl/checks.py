@@ -45,7 +45,7 @@ def expect_for_verl(config: Config) -> None:
 
 
 def unknown(keys: Iterable[str], defaults: Mapping[str, Any]) -> dict[str, str]:
-    """What is wrong with `keys` that verl does not have. `defaults`: verl's own configuration, flattened."""
+    """Messages for the `keys` that verl does not have. `defaults`: verl's own configuration, flattened."""
     options = [key for key, default in defaults.items() if default != {}]
     return {
         key: f"unknown verl key {key!r}{did_you_mean(key, options)}; +{key} would add it to those that verl lists"
@@ -66,7 +66,7 @@ def _is_known(key: str, defaults: Mapping[str, Any]) -> bool:
 
 
 def mistyped(chosen: Mapping[str, Any], base: DictConfig, defaults: Mapping[str, Any]) -> dict[str, str]:
-    """What is wrong with `chosen` options that have another type in verl.
+    """Messages for the `chosen` options that have another type in verl.
 
     `base`, `defaults`: verl's own configuration, nested and flattened.
     """
@@ -116,7 +116,7 @@ def _pydantic_types(declared: Any) -> list[Any]:
 
 
 def without_effect(chosen: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, str]:
-    """Why `chosen` options must not be changed, or have no effect here."""
+    """Reasons why some `chosen` options must not be changed or have no effect."""
     mode = chosen.get("trainer.v1.trainer_mode", defaults["trainer.v1.trainer_mode"])
     unread = {
         key: f"has no effect while {switch} is true: micro-batches are cut by tokens"

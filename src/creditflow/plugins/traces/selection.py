@@ -32,7 +32,7 @@ class TrajectorySpans:
         self.calls = {at: meaning for at, meaning in enumerate(self.meanings) if type(meaning) is ModelCall}
         """Span to its model call."""
         self.agents = {at: meaning.name for at, meaning in enumerate(self.meanings) if type(meaning) is AgentSpan}
-        """Span to the agent whose work it is."""
+        """Span of an agent to the agent's name."""
         self.start, self.end = _times(spans, mended)
         """[n] nanoseconds; `start < end`."""
         self.rewards = [(at, reward) for at, (_, rewards) in enumerate(read) if rewards for reward in rewards]
