@@ -257,16 +257,20 @@ def _quiet() -> Iterator[None]:
 
 
 def _load_model(file: Path) -> Any:
-    from transformers import AutoModelForCausalLM
+    import transformers
 
+    # Newer versions of transformers can keep the file's blocks, which they cannot save.
+    config = getattr(transformers, "GgufConfig", None)
+    dequantized = {"quantization_config": config(dequantize=True)} if config else {}
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
+        model, info = transformers.AutoModelForCausalLM.from_pretrained(
             file.parent,
             gguf_file=file.name,
             dtype=torch.float32,
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
+            **dequantized,
         )
     except (OSError, ValueError, LookupError, TypeError, NotImplementedError, RuntimeError, AttributeError) as error:
         raise ModelError(f"{file} cannot be converted by transformers: {first_line(error)}") from error
