@@ -54,6 +54,8 @@ class Layout:
     """[T] index of each token's query among the queries of all rows, flattened."""
     calls: int = 0
     """The number of layers that have read this layout."""
+    states: list[tuple[Tensor, Tensor]] | None = None
+    """If a list: each layer appends its keys and values [1, key heads, T, D]."""
 
     @property
     def longest(self) -> int:
@@ -108,6 +110,8 @@ def packed_attention(
     if sliding_window is not None and sliding_window < packed_layout.longest:
         raise NotImplementedError("this model's attention sees a window only")
     packed_layout.calls += 1
+    if packed_layout.states is not None:
+        packed_layout.states.append((key, value))
     q_TH, k_TH, v_TH = (states[0].transpose(0, 1) for states in (query, key, value))
     repeats = query.shape[1] // key.shape[1]
     # Wide models let the kernel share keys and values among query heads. Narrow ones repeat them, which gives the same

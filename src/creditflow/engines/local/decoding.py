@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from creditflow._utils.huggingface import position_limit
 from creditflow.engines.local.attention import Decoding, Layout, Prompts, attending, full
@@ -22,6 +24,8 @@ from creditflow.engines.local.packing import pack_prompts
 
 Prompt = tuple[int, ...]
 
+_CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
+"""The cache's name among the arguments and outputs of models, which depends on the version of transformers."""
 _ROOM = 32
 """The smallest spare capacity, in tokens, when keys and values are copied."""
 _AT_ONCE = {"cpu": 2048, "cuda": 16384}
@@ -114,11 +118,11 @@ class PaddedRows:
             input_ids=ids,
             attention_mask=self._mask,
             position_ids=positions,
-            past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=1,
+            **{_CACHE: self._cache},
         )
-        self._cache = out.past_key_values
+        self._cache = out[_CACHE]
         last: Tensor = out.logits[:, -1]
         return last
 
@@ -176,17 +180,18 @@ class SharedRows:
                 size += lengths[end]
                 end += 1
             packed, tokens_of = pack_prompts(prompts[begin:end])
-            layout, cache = Layout.from_packed(packed, device), DynamicCache()
+            # The states that attention reads. Some models cache others, and compute these from them.
+            states: list[tuple[Tensor, Tensor]] = []
+            layout = replace(Layout.from_packed(packed, device), states=states)
             out = self._model(
                 input_ids=torch.from_numpy(packed.input_ids).to(device)[None],
                 position_ids=torch.from_numpy(packed.position_ids).to(device)[None],
-                past_key_values=cache,
-                use_cache=True,
+                use_cache=False,
                 packed_layout=layout,
                 logits_to_keep=torch.from_numpy(packed.predicting).to(device),
             )
             outs.append(out.logits[0])
-            layers.append([Prompts.from_tokens(layer.keys, layer.values, tokens_of, width) for layer in cache.layers])
+            layers.append([Prompts.from_tokens(keys, values, tokens_of, width) for keys, values in states])
             begin = end
         return torch.cat(outs), [Prompts.together(parts) for parts in zip(*layers, strict=True)], lengths
 
@@ -204,10 +209,10 @@ class SharedRows:
         out = self._model(
             input_ids=token.unsqueeze(1),
             position_ids=self._length.clamp(max=self._last).unsqueeze(1),
-            past_key_values=self._cache,
             use_cache=True,
             packed_layout=self._decoding,
             logits_to_keep=1,
+            **{_CACHE: self._cache},
         )
         self._length = self._length + 1
         last: Tensor = out.logits[:, -1]
