@@ -14,6 +14,7 @@ import verl
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 
+from creditflow._utils.pins import method_hashes
 from creditflow.engines.verl import agent_loop, buffer, overridden, policy_servers, trainer, versions
 from creditflow.engines.verl.overridden import expect_verl
 from creditflow.errors import ConfigError
@@ -53,7 +54,7 @@ def test_table_has_every_overridden_method():
 def test_hashes_are_those_of_the_installed_version():
     version, root = overridden.installed()
     assert root == ROOT
-    assert overridden.hashes(root) == overridden.SUPPORTED[version]
+    assert method_hashes(root, overridden.NAMES) == overridden.SUPPORTED[version]
     expect_verl()
 
 

@@ -8,14 +8,12 @@ and hooks (`on_step_end`) are not listed. A version of verl without hashes is ac
 
 from __future__ import annotations
 
-import ast
-import hashlib
 import importlib.metadata
 import json
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+from creditflow._utils.pins import changed_methods, method_hashes
 from creditflow.engines.verl.checks import quiet
 from creditflow.errors import ConfigError
 
@@ -33,7 +31,7 @@ def expect_verl() -> None:
         version, root = installed()
     except importlib.metadata.PackageNotFoundError:
         raise ConfigError(f"--engine verl: verl is not installed; {_INSTALL}") from None
-    if version not in SUPPORTED and (differ := changed(root)):
+    if version not in SUPPORTED and (differ := changed_methods(root, SUPPORTED)):
         methods = ", ".join(name.split(": ")[1] for name in differ[:_MOST_NAMED])
         more = f" and {len(differ) - _MOST_NAMED} more" if len(differ) > _MOST_NAMED else ""
         raise ConfigError(
@@ -56,34 +54,6 @@ def installed() -> tuple[str, Path]:
     return version, Path(spec.origin).parent
 
 
-def changed(root: Path) -> list[str]:
-    """The methods of the verl at `root` that differ from those of the nearest supported version."""
-    here = hashes(root)
-    differ = [sorted(name for name in NAMES if here[name] != known.get(name)) for known in SUPPORTED.values()]
-    return min(differ, key=len)
-
-
-def hashes(root: Path) -> dict[str, str]:
-    """The hash of each method's source in the verl at `root`; empty if the method is absent.
-
-    Spaces and line ends do not count.
-    """
-    sources = {name: text for file in {name.split(": ")[0] for name in NAMES} for name, text in _methods(root, file)}
-    words = {name: " ".join(sources.get(name, "").split()) for name in sorted(NAMES)}
-    return {name: hashlib.sha256(text.encode()).hexdigest()[:12] if text else "" for name, text in words.items()}
-
-
-def _methods(root: Path, file: str) -> Iterator[tuple[str, str]]:
-    """The name and the source of each method in a file."""
-    if not (root / file).is_file():
-        return
-    text = (root / file).read_text()
-    for node in (node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)):
-        for item in node.body:
-            if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef):
-                yield f"{file}: {node.name}.{item.name}", ast.get_source_segment(text, item) or ""
-
-
 if __name__ == "__main__":
     _version, _root = installed()
-    print(json.dumps({_version: hashes(_root)}, indent=1))
+    print(json.dumps({_version: method_hashes(_root, NAMES)}, indent=1))
