@@ -5,7 +5,7 @@ import pytest
 from creditflow.data import Score, Step, Task, Trajectory
 from creditflow.errors import ConfigError, RewardError
 from creditflow.rewards import load_reward_functions, outcome, reward
-from creditflow.rewards.entries import RewardFunctionConfig
+from creditflow.rewards.entries import RewardFunctionConfig, entry_of
 from creditflow.rewards.registry import REWARD_FUNCTIONS, RewardFunction
 
 TEAM = ("planner", "executor", "verifier")
@@ -65,7 +65,7 @@ def base(tmp_path: Path) -> Path:
 
 
 def load(base: Path, *entries: dict) -> tuple[RewardFunction, ...]:
-    return load_reward_functions([RewardFunctionConfig(**entry) for entry in entries], base, TEAM)
+    return load_reward_functions([entry_of(e, f"reward.functions[{i}]") for i, e in enumerate(entries)], base, TEAM)
 
 
 def a_trajectory(answer: str | None = "72") -> Trajectory:
@@ -183,7 +183,7 @@ def test_ready_made_functions_document_range_cost_and_source():
         ({"fn": "mine.py:wrong_shape"}, "is called as .step, trajectory. and its args, but that does not fit"),
         ({"fn": "mine.py:long_enough", "level": "step"}, r"must take .trajectory. or .step, trajectory.; it takes"),
         ({"fn": "mine.py:bare", "weight": -1.0}, "expected a weight of 0 or more, got -1"),
-        ({"fn": "mine.py:bare", "weight": float("nan")}, "expected a weight of 0 or more"),
+        ({"fn": "mine.py:bare", "weight": float("nan")}, "weight: expected a finite number, got nan"),
         ({"fn": "mine.py:won", "weight": 0.5}, "an outcome has no agent_match and no weight"),
         ({"fn": "mine.py:won", "agent_match": "planner"}, "an outcome has no agent_match"),
         ({"fn": "mine.py:won", "when": "mine.py:says_much"}, "an outcome is no step's: it has no `when`"),

@@ -11,7 +11,7 @@ from creditflow.data import Score, Task, TrajectoryBatch
 from creditflow.errors import ConfigError, RewardError
 from creditflow.monitoring.catalog import Names, described
 from creditflow.rewards import RewardManager, load_reward_functions
-from creditflow.rewards.entries import RewardFunctionConfig
+from creditflow.rewards.entries import entry_of
 from creditflow.rewards.execution.backends import BackendOptions, make_backend
 from creditflow.testing import ConformanceError, check_reward_function
 from tests.builders import credit_options
@@ -25,7 +25,7 @@ TASK = Task(
 
 
 def load(*entries):
-    configs = [RewardFunctionConfig(**of_module(entry)) for entry in entries]
+    configs = [entry_of(of_module(entry), "reward.functions[0]") for entry in entries]
     return load_reward_functions(configs, Path(), ("p", "e", "v"))
 
 
@@ -82,18 +82,27 @@ def test_parameters_tell_the_library(fn, signature):
         ({"fn": "ambiguous"}, r"ambiguous parameters: set signature: trl or verifiers; it takes \(completions, state"),
         ({"fn": "half_native"}, r"ambiguous parameters: set signature: verifiers, or decorate it with @reward"),
         ({"fn": "of_group"}, r"'states' is a parameter of group functions of verifiers"),
-        ({"fn": "only_by_position"}, r"trl passes arguments by name, and 'completions' has none"),
-        ({"fn": "with_router"}, r"but not 'reward_router_address': set it in `args`"),
+        (
+            {"fn": "only_by_position"},
+            r"by name and its args, but that does not fit it: 'completions' parameter is positional only",
+        ),
+        (
+            {"fn": "with_router"},
+            r"as \(data_source.* by name and its args.*: missing a required argument: 'reward_router_address'",
+        ),
         (
             {"fn": "compute_score", "signature": "trI"},
-            r"signature: expected verl, verl_batch, trl, verifiers, got 'trI'",
+            r"signature: expected one of verl, verl_batch, trl, verifiers, got 'trI'",
         ),
-        ({"fn": "half_native", "signature": "verl"}, r"expected the parameters of verl, \(data_source, solution_str"),
+        (
+            {"fn": "half_native", "signature": "verl"},
+            r"called as \(data_source, solution_str.*: missing a required argument: ",
+        ),
         ({"fn": "compute_score", "args": {"x": 1}}, r"unknown argument 'x'"),
         ({"fn": "compute_score", "level": "trajectory"}, "its level is outcome or step, not trajectory"),
         ({"fn": "compute_score", "agent_match": "p"}, r"set level: step"),
         ({"fn": "compute_score", "format": "text"}, r"format: expected it of functions with signature trl, verifiers"),
-        ({"fn": "judged", "format": "txt"}, r"format: expected text or messages, got 'txt' .did you mean 'text'"),
+        ({"fn": "judged", "format": "txt"}, r"format: expected one of text, messages, got 'txt' .did you mean 'text'"),
         ({"fn": "judged", "range": [1.0]}, r"expected a range .low, high."),
         (
             {"fn": "exact_match", "range": [0.0, 2.0]},

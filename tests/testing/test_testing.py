@@ -9,16 +9,14 @@ import threading
 import numpy as np
 import pytest
 
-from creditflow import Score, outcome, reward
+from creditflow import Score, outcome, reward, testing
 from creditflow.errors import ConfigError, CreditflowError
-from creditflow.testing import ConformanceError, check_reward_function, rewards
-from creditflow.testing.report import name_of, sentence_of
+from creditflow.testing import CHECKS, ConformanceError, check_reward_function, sentence_of
 from tests.builders import make_trajectory, step
 from tests.paths import DOCS
 
 DOCS = DOCS / "how_to" / "conformance.md"
-CHECKS = (*rewards.BASICS, *rewards.CHECKS)
-NAMES = {name_of(check) for check in CHECKS}
+NAMES = set(CHECKS)
 
 
 def failed(check, *args, **kwargs):
@@ -194,8 +192,8 @@ def test_hostile_trajectories_leave_the_given_ones_unchanged():
 
     assert set(check_reward_function(needs_a_page, given).passed) == NAMES
     assert repr(given) == before
-    assert {response for response, _ in seen} >= set(rewards.HOSTILE.values())
-    assert {length for _, length in seen} == {1, 2, rewards.LONGEST}
+    assert {response for response, _ in seen} >= set(testing.HOSTILE.values())
+    assert {length for _, length in seen} == {1, 2, testing.LONGEST}
 
 
 def test_trajectories_without_steps_check_nothing():
@@ -248,5 +246,5 @@ def test_unknown_check_in_skip_is_refused():
 
 def test_documentation_lists_every_check_verbatim():
     text = DOCS.read_text()
-    for check in CHECKS:
-        assert f"| `{name_of(check)}` | {sentence_of(check)} |" in text
+    for name, check in CHECKS.items():
+        assert f"| `{name}` | {sentence_of(check)} |" in text

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import ConfigDict
 
@@ -23,15 +23,9 @@ from creditflow.errors import ConfigError, RewardError, did_you_mean, first_line
 from creditflow.removed import removed_hint
 from creditflow.rewards import registry
 from creditflow.rewards.compose import call_here, sum_range
-from creditflow.rewards.registry import (
-    LEVELS,
-    REWARD_FUNCTIONS,
-    Declared,
-    Level,
-    RewardFunction,
-)
-from creditflow.rewards.signatures.base import ANSWER, Signature, SignatureCall, by_position
-from creditflow.rewards.signatures.recognition import checked_format, recognised
+from creditflow.rewards.registry import REWARD_FUNCTIONS, Declared, Level, RewardFunction
+from creditflow.rewards.signatures.base import ANSWER, Format, Signature, SignatureCall, by_position
+from creditflow.rewards.signatures.libraries import SIGNATURES, recognised
 
 _CALLED_AS = {"step": "(step, trajectory)", "trajectory": "(trajectory)", "outcome": "(trajectory)"}
 _CALLED_AS_ANSWER = "(text, truth)"
@@ -47,12 +41,12 @@ class RewardFunctionConfig:
 
     fn: Text
     """A built-in's name, `package.module:function`, or `file.py:function`."""
-    level: Text | None = None
+    level: Level | None = None
     """`step`, `trajectory` or `outcome`; default: as decorated, else from the function's parameters."""
-    signature: Text | None = None
+    signature: Literal["verl", "verl_batch", "trl", "verifiers"] | None = None
     """Library that the function was written for: `verl`, `verl_batch`, `trl` or `verifiers`; default: from the names of
     its parameters."""
-    format: Text | None = None
+    format: Format | None = None
     """`text` or `messages`: prompts and completions for functions of TRL and verifiers; default: as the data set's
     prompts."""
     range: list[float] | None = None
@@ -157,8 +151,6 @@ def _load(
     target: Callable[..., Any] | None = None,
 ) -> RewardFunction:
     """`part_of`: level of the sum, if the entry is a part of one. `target`: the function that `fn` names."""
-    if not isinstance(entry.fn, str):
-        raise RewardError(f"{key}.fn: expected a name or `file.py:function`, got {entry.fn!r}")
     if entry.fn == _SUM:
         return _load_sum(entry, key, where, part_of)
     function = _find(entry.fn, where.base, key) if target is None else target
@@ -185,9 +177,8 @@ def _load(
     if part_of is not None and when is not None:
         raise RewardError(f"{key}: is declared with `when`, which belongs to the sum, not to a part of it")
     level = _level(entry.level or (part_of if declared.level == "answer" else None), declared, key)
-    if signature is None:
-        _check_call(function, _CALLED_AS_ANSWER if declared.level == "answer" else _CALLED_AS[level], args, key)
-
+    called_as = _CALLED_AS_ANSWER if declared.level == "answer" else _CALLED_AS[level]
+    _check_call(function, called_as, args, key, signature)
     weight = _weight(declared.weight if entry.weight is None else entry.weight, entry, level, key, part_of)
     low, high = _range(getattr(instance, "range", declared.range) if entry.range is None else entry.range, key)
     timeout = declared.timeout if entry.timeout is None else entry.timeout
@@ -200,11 +191,11 @@ def _load(
         for name in signature.objects.intersection(args):
             if isinstance(reference := args[name], str):
                 args[name] = load_object(reference, where.base, f"{key}.args.{name}")
-        bound = SignatureCall.make(function, signature, args, checked_format(entry.format, signature, key), low)
+        bound = SignatureCall(function, signature, args, entry.format, low)
         own_key = bound.cache_key if signature.offered is not None else None
         version = _hash(version, signature.name, entry.format)
     elif declared.level == "answer":
-        bound = SignatureCall.make(functools.partial(by_position, bound), ANSWER, {}, None, low)
+        bound = SignatureCall(functools.partial(by_position, bound), ANSWER, low=low)
         own_key = bound.cache_key
     return RewardFunction(
         name=name,
@@ -254,8 +245,10 @@ def _declared(
     if decorated is not None:
         _refuse_of_undecorated(entry, key, "the function has a decorator, which declares its parameters and range")
         return decorated, None
-    signature = recognised(entry.signature, _parameters(function, key), args, key)
-    checked_format(entry.format, signature, key)
+    signature = SIGNATURES[entry.signature] if entry.signature else recognised(_parameters(function, key), key)
+    if entry.format is not None and (signature is None or signature.offered is not None):
+        having = ", ".join(name for name, candidate in SIGNATURES.items() if candidate.offered is None)
+        raise RewardError(f"{key}.format: expected it of functions with signature {having} only, got {entry.format!r}")
     if signature is not None:
         return Declared("answer"), signature  # it scores one text, as a comparison of an answer does
     return Declared(_level_by_parameters(function, entry, args, key)), None
@@ -301,16 +294,14 @@ def _load_sum(entry: RewardFunctionConfig, key: str, where: _Where, part_of: Lev
     if part_of is not None:
         raise RewardError(f"{key}: a part cannot be a sum; list its parts in the outer one")
     _refuse_of_undecorated(entry, key, "a sum has none of its own")
-    level = cast(Level, entry.level or "step")
-    if level not in ("step", "outcome"):
-        hint = did_you_mean(level, ("step", "outcome"))
-        raise RewardError(f"{key}: expected level step or outcome of a sum, got {level!r}{hint}")
+    if (level := entry.level or "step") == "trajectory":
+        raise RewardError(f"{key}: expected level step or outcome of a sum, got {level!r}")
     name = str(entry.name or entry.fn)
     part_entries = entry.args.get("parts")
     if not isinstance(part_entries, list) or not part_entries or len(entry.args) > 1:
         raise RewardError(f"{key} ({name}): expected args with `parts` (a list of functions) and nothing else")
     keys = [f"{key}.args.parts[{i}]" for i in range(len(part_entries))]
-    entries = [_part_entry(part, at) for part, at in zip(part_entries, keys, strict=True)]
+    entries = [entry_of(part, at) for part, at in zip(part_entries, keys, strict=True)]
     parts = tuple(_load(part, at, where, level) for part, at in zip(entries, keys, strict=True))
     _refuse_same([part.name for part in parts], keys)
     for part, at in zip(parts, keys, strict=True):
@@ -331,8 +322,8 @@ def _load_sum(entry: RewardFunctionConfig, key: str, where: _Where, part_of: Lev
     return replace(function, call=functools.partial(call_here, function))
 
 
-def _part_entry(value: Any, key: str) -> RewardFunctionConfig:
-    """Parse a part, with the same type checks as an entry of a recipe."""
+def entry_of(value: Any, key: str) -> RewardFunctionConfig:
+    """Parse an entry outside of a recipe's list, with the checks of its types and words. Raises RewardError."""
     if not isinstance(value, Mapping) or "fn" not in value:
         raise RewardError(f"{key}: expected a function {{fn: ..., args: ...}}, got {value!r}")
     try:
@@ -397,31 +388,38 @@ def _level_by_parameters(
     )
 
 
-def _level(level: str | None, declared: Declared, key: str) -> Level:
-    if level is not None and level not in LEVELS:
-        raise RewardError(f"{key}: expected level {', '.join(LEVELS)}, got {level!r}{did_you_mean(level, LEVELS)}")
+def _level(level: Level | None, declared: Declared, key: str) -> Level:
     if declared.level == "answer":
         if level == "trajectory":
             raise RewardError(f"{key}: scores one text, so its level is outcome or step, not trajectory")
-        return cast(Level, level or "outcome")
+        return level or "outcome"
     if level is not None and level != declared.level:
         raise RewardError(f"{key}: the recipe says level {level}, the function is of level {declared.level}")
     return declared.level
 
 
-def _check_call(function: Callable[..., Any], called_as: str, args: Mapping[str, Any], key: str) -> None:
-    """Refuse a wrong signature or unknown arguments now: they would fail at the first call, minutes later."""
-    n = 0 if called_as == "()" else called_as.count(",") + 1
+def _check_call(
+    function: Callable[..., Any], called_as: str, args: Mapping[str, Any], key: str, signature: Signature | None = None
+) -> None:
+    """Refuse a call that does not fit, and unknown arguments, now: they would fail at the first call, minutes later.
+
+    `called_as`: the positional parameters. With a `signature`, its arguments are passed by name instead.
+    """
+    n = 0 if signature or called_as == "()" else called_as.count(",") + 1
     parameters = _parameters(function, key)
     options = [p.name for p in parameters[n:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     unknown = [name for name in args if name not in options]
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters):
         takes = f"it takes {', '.join(options)}" if options else "it takes none"
         raise RewardError(f"{key}: unknown argument {unknown[0]!r}{did_you_mean(unknown[0], options)}; {takes}")
+    named = [p.name for p in parameters if signature is not None and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if signature is not None and signature.offered is not None:
+        named = [name for name in named if name in signature.offered]
     try:
-        inspect.signature(function).bind(*[None] * n, **args)
+        inspect.signature(function).bind(*[None] * n, **{**dict.fromkeys(named), **args})
     except TypeError as error:
-        raise RewardError(f"{key}: is called as {called_as} and its args, but that does not fit it: {error}") from error
+        how = called_as if signature is None else f"{signature.form} by name"
+        raise RewardError(f"{key}: is called as {how} and its args, but that does not fit it: {error}") from error
 
 
 def _parameters(function: Callable[..., Any], key: str) -> list[inspect.Parameter]:

@@ -6,16 +6,16 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, cast, get_args, overload
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
 from creditflow._utils.tracebacks import located
 from creditflow.data import Step, Task
-from creditflow.errors import RewardError, did_you_mean, first_line
+from creditflow.errors import RewardError, first_line
 from creditflow.registry import Registry
 
 Level = Literal["step", "trajectory", "outcome"]
-LEVELS: tuple[Level, ...] = get_args(Level)
 F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
 
 _MARK = "__creditflow_reward__"
 REWARD_FUNCTIONS: Registry[Callable[..., Any]] = Registry(
@@ -109,11 +109,33 @@ class Declared:
     read_truth: Callable[[Any], object] | None = None
 
 
-@overload
-def reward(function: F, /) -> F: ...
+class Decorator(Protocol[P]):
+    """A decorator that is used with options or without: `@reward(weight=2)`, `@reward`. It returns the function."""
+
+    @overload
+    def __call__(self, function: F, /) -> F: ...
+
+    @overload
+    def __call__(self, *args: P.args, **options: P.kwargs) -> Callable[[F], F]: ...
 
 
-@overload
+def _decorator(declare: Callable[P, Declared]) -> Decorator[P]:
+    """The decorator that marks a function with the properties that `declare` makes of its options."""
+
+    @functools.wraps(declare)
+    def decorate(*functions: Any, **options: Any) -> Any:
+        declared = declare(**options)  # type: ignore[call-arg]  # P has keywords alone
+
+        def mark(function: F) -> F:
+            setattr(function, _MARK, declared)
+            return function
+
+        return mark(functions[0]) if functions else mark
+
+    return cast(Decorator[P], decorate)
+
+
+@_decorator
 def reward(
     *,
     agent_match: str | None = None,
@@ -123,21 +145,7 @@ def reward(
     name: str | None = None,
     timeout: float | None = None,
     when: Callable[[Step], bool] | None = None,
-) -> Callable[[F], F]: ...
-
-
-def reward(
-    function: F | None = None,
-    /,
-    *,
-    agent_match: str | None = None,
-    weight: float = 1.0,
-    level: Literal["step", "trajectory"] = "step",
-    range: tuple[float, float] = (0.0, 1.0),
-    name: str | None = None,
-    timeout: float | None = None,
-    when: Callable[[Step], bool] | None = None,
-) -> F | Callable[[F], F]:
+) -> Declared:
     """Declare a function of sub-rewards. The function itself stays as it is.
 
     `level="step"`: `f(step, trajectory)` returns the step's score: a number, one number per response token, or a Score.
@@ -149,80 +157,37 @@ def reward(
     A class is instantiated once, as `Class(**args)`, when the recipe is loaded; the instance is then called.
     """
     if level not in ("step", "trajectory"):
-        hint = did_you_mean(level, LEVELS)
-        raise RewardError(
-            f"@reward: expected level 'step' or 'trajectory' (for the outcome, @outcome), got {level!r}{hint}"
-        )
-    return _declare(function, Declared(level, agent_match, weight, range, name, timeout, when))
+        raise RewardError(f"@reward: expected level 'step' or 'trajectory' (for the outcome, @outcome), got {level!r}")
+    return Declared(level, agent_match, weight, range, name, timeout, when)
 
 
-@overload
-def outcome(function: F, /) -> F: ...
-
-
-@overload
+@_decorator
 def outcome(
     *, range: tuple[float, float] = (0.0, 1.0), name: str | None = None, timeout: float | None = None
-) -> Callable[[F], F]: ...
-
-
-def outcome(
-    function: F | None = None,
-    /,
-    *,
-    range: tuple[float, float] = (0.0, 1.0),
-    name: str | None = None,
-    timeout: float | None = None,
-) -> F | Callable[[F], F]:
+) -> Declared:
     """Declare the global reward: `f(trajectory)` returns a number or a Score. The function itself stays as it is.
 
     In a team that competes, it may return a dict of these by agent: each agent's steps use its own outcome. An agent
     that is left out has the common outcome: the entry `"*"`, by default the mean of the others.
     """
-    return _declare(function, Declared("outcome", range=range, name=name, timeout=timeout))
+    return Declared("outcome", range=range, name=name, timeout=timeout)
 
 
-@overload
-def answer(function: F, /) -> F: ...
-
-
-@overload
+@_decorator
 def answer(
     *,
     range: tuple[float, float] = (0.0, 1.0),
     name: str | None = None,
     timeout: float | None = None,
     read_truth: Callable[[Any], object] | None = None,
-) -> Callable[[F], F]: ...
-
-
-def answer(
-    function: F | None = None,
-    /,
-    *,
-    range: tuple[float, float] = (0.0, 1.0),
-    name: str | None = None,
-    timeout: float | None = None,
-    read_truth: Callable[[Any], object] | None = None,
-) -> F | Callable[[F], F]:
+) -> Declared:
     """Declare a comparison `f(text, truth)` of an answer with the task's ground truth, for use at two levels.
 
     As `level: outcome` (the default) it receives `trajectory.answer`, as `level: step` it receives `step.response`.
     `read_truth(truth)` raises ValueError if the function cannot use the truth. `creditflow check` calls it for all
     tasks and lists the rows of such truths, which otherwise fail one by one in training.
     """
-    return _declare(function, Declared("answer", range=range, name=name, timeout=timeout, read_truth=read_truth))
-
-
-def _declare(function: F | None, declared: Declared) -> F | Callable[[F], F]:
-    if function is None:
-        return functools.partial(_mark, declared)
-    return _mark(declared, function)
-
-
-def _mark(declared: Declared, function: F) -> F:
-    setattr(function, _MARK, declared)
-    return function
+    return Declared("answer", range=range, name=name, timeout=timeout, read_truth=read_truth)
 
 
 def builtin(function: F) -> F:

@@ -16,7 +16,6 @@ from creditflow.errors import RewardError, did_you_mean
 from creditflow.rewards.cache import plain_text
 
 Format = Literal["text", "messages"]
-FORMATS: tuple[Format, ...] = ("text", "messages")
 NO_ANSWER = "the workflow returned no answer"
 """The reason of the worst outcome, given without a call."""
 
@@ -98,37 +97,23 @@ class Signature:
     """Names in the entry's `args` whose texts are references to objects: `file.py:name`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class SignatureCall:
     """Calls a function by its signature: `(step, trajectory)` for a step, `(trajectory)` for an outcome."""
 
     function: Callable[..., Any]
     signature: Signature
-    args: dict[str, Any]
+    args: Mapping[str, Any] = field(default_factory=dict)
     """The entry's `args`, which replace arguments of the same name."""
-    format: Format | None
-    low: float
+    format: Format | None = None
+    low: float = 0.0
     """The lowest value of the range."""
-    names: frozenset[str] | None
-    """The names of its parameters; None if it takes any."""
-    required: tuple[str, ...]
-    """The names of the parameters without a default."""
 
-    @classmethod
-    def make(
-        cls,
-        function: Callable[..., Any],
-        signature: Signature,
-        args: Mapping[str, Any],
-        form: Format | None,
-        low: float,
-    ) -> SignatureCall:
-        """Read the parameters of the function once."""
-        parameters = inspect.signature(function).parameters.values()
-        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-        names = None if takes_all else frozenset(parameter.name for parameter in parameters)
-        required = tuple(parameter.name for parameter in parameters if is_required(parameter))
-        return cls(function, signature, dict(args), form, low, names, required)
+    def __post_init__(self) -> None:
+        parameters = inspect.signature(self.function).parameters.values()
+        self.takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        self.names = {parameter.name for parameter in parameters}
+        self.required = [parameter.name for parameter in parameters if is_required(parameter)]
 
     def __call__(self, *arguments: Any) -> Any:
         subject = self._subject(*arguments)
@@ -159,8 +144,8 @@ class SignatureCall:
 
     def _given(self, subject: Subject, notes: Notes) -> tuple[dict[str, Any], list[str]]:
         """The arguments of the call, and the names of required ones that are missing."""
-        offered = self.signature.offer(subject, notes) | self.args
-        named = {name: value for name, value in offered.items() if self.names is None or name in self.names}
+        offered = self.signature.offer(subject, notes) | dict(self.args)
+        named = {name: value for name, value in offered.items() if self.takes_all or name in self.names}
         return named, [name for name in self.required if name not in offered]
 
 

@@ -1,8 +1,9 @@
-"""The signatures of the reward functions of verl, TRL and verifiers."""
+"""The signatures of the reward functions of verl, TRL and verifiers, and how a function shows which it has."""
 
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -11,7 +12,7 @@ from typing import Any
 
 from creditflow.data import Message
 from creditflow.errors import RewardError
-from creditflow.rewards.signatures.base import Notes, Signature, Subject
+from creditflow.rewards.signatures.base import Notes, Signature, Subject, is_required
 from creditflow.rewards.values import DetailedScore, NotApplicable, number_of, plain, shown
 
 
@@ -182,3 +183,29 @@ _ALL = (
 )
 SIGNATURES: Mapping[str, Signature] = {signature.name: signature for signature in _ALL}
 """The signatures by name."""
+_NATIVE = frozenset({"step", "trajectory"})
+_GROUP = frozenset({"states", "infos"})
+"""Parameters of a group function of verifiers, which compares several rollouts."""
+
+
+def recognised(parameters: Sequence[inspect.Parameter], key: str) -> Signature | None:
+    """The signature of a function; None if it has none of these and may be one of creditflow.
+
+    Raises RewardError for an ambiguous signature, and for a function that compares several texts.
+    """
+    names = {parameter.name for parameter in parameters}
+    required = {parameter.name for parameter in parameters if is_required(parameter)}
+    fitting = [candidate for candidate in SIGNATURES.values() if candidate.marks & names]
+    if not fitting or (required & _NATIVE and not any(candidate.marks & required for candidate in fitting)):
+        return None
+    takes = f"it takes ({', '.join(parameter.name for parameter in parameters)})"
+    if group := sorted(_GROUP & names):
+        raise RewardError(
+            f"{key}: expected a function of one text, got one of several: {group[0]!r} is a parameter of group "
+            f"functions of verifiers; set signature: trl if it is a column of the data set; {takes}"
+        )
+    if len(fitting) > 1 or _NATIVE & names:
+        options = " or ".join(candidate.name for candidate in fitting)
+        native = ", or decorate it with @reward or @outcome" if _NATIVE & names else ""
+        raise RewardError(f"{key}: ambiguous parameters: set signature: {options}{native}; {takes}")
+    return fitting[0]
