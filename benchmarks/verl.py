@@ -18,6 +18,7 @@ import asyncio
 import gc
 import logging
 import os
+import pickle
 import tempfile
 import time
 import uuid
@@ -52,11 +53,12 @@ from creditflow.config import credit_options
 from creditflow.credit import assign
 from creditflow.credit.analysis.metrics import batch_stats
 from creditflow.data import Score, Step, Task, Trajectory
+from creditflow.data.table import pack
 from creditflow.engines.common.metrics import step_metrics
 from creditflow.engines.verl import rollouts as rollouts_module
 from creditflow.engines.verl import rows as rows_module
 from creditflow.engines.verl.agent_loop import step_output
-from creditflow.engines.verl.rollouts import ReceivedRecords, RolloutRecord, partition, take
+from creditflow.engines.verl.rollouts import RolloutRecord, partition, take
 from creditflow.engines.verl.rows import VerlRows, delete_rows, select
 from creditflow.rewards import ScoringReport
 from creditflow.rewards.manager import FunctionReport
@@ -198,13 +200,11 @@ class Dictionary:
         self.columns: dict[str, torch.Tensor | NonTensorStack] = {}
         self.written: TensorDict | None = None
         self.rows = KVBatchMeta(partition_id="train")
-        self.received = ReceivedRecords()
-        """The trainer's, kept from step to step."""
 
     async def async_kv_put(self, key: str, partition_id: str, fields: Any, tag: dict[str, Any]) -> None:
         self.keys.append(key)
         self.tags[key] = tag
-        self.payloads.append(fields["trajectory"])
+        self.payloads.append(fields["record"])
 
     def kv_list(self, partition_id: str) -> dict[str, dict[str, Any]]:
         return {partition_id: self.tags}
@@ -214,7 +214,7 @@ class Dictionary:
             known = {name: self.columns[name] for name in select_fields if name in self.columns}
             return TensorDict(known, batch_size=len(keys))
         place = {key: i for i, key in enumerate(self.keys)}
-        return {"trajectory": NestedPayloads([self.payloads[place[key]] for key in keys])}
+        return {"record": NestedPayloads([self.payloads[place[key]] for key in keys])}
 
     def kv_clear(self, keys: list[str], partition_id: str) -> None:
         pass
@@ -276,7 +276,7 @@ def made(tasks: int) -> tuple[Dictionary, list[Figure]]:
         for session in range(TRAJECTORIES):
             trajectory = trajectory_of(words, system, question, group, session)
             start = time.perf_counter()
-            record = RolloutRecord.from_trajectory(trajectory, report_of(trajectory), (group, session))
+            record = RolloutRecord((group, session), pack(trajectory), report_of(trajectory))
             packing.append(time.perf_counter() - start)
             with instead_of_queue(queue, rollouts_module):
                 asyncio.run(record.put(f"{uid}_{session}", partition(validate=False)))
@@ -355,27 +355,20 @@ class TimedFolder(RunFolder):
             super().write_steps(*args)
 
 
-PARTS = ("receiving early", "taking trajectories", "assign", "rows", "columns", "metrics", "step file")
-EARLY_FRAC = 0.9
-"""The share of trajectories that the trainer fetches while others are still running."""
+PARTS = ("taking trajectories", "assign", "rows", "columns", "metrics", "step file")
 
 
-def drive(queue: Dictionary, path: Path, early: float = EARLY_FRAC) -> Clock:
-    """The driver's part of a training step, in the trainer's order, without the work of verl's workers.
-
-    `whole` is timed from the end of the early fetch. `early`: the share of trajectories that are fetched early.
-    """
-    clock, n, received = Clock(), len(queue.payloads), queue.received
+def drive(queue: Dictionary, path: Path) -> Clock:
+    """The driver's part of a training step, in the trainer's order, without the work of verl's workers."""
+    clock, n = Clock(), len(queue.payloads)
     (path / "steps").mkdir(parents=True, exist_ok=True)
     folder = TimedFolder(path)
     folder.clock = clock
     threshold = OPTIONS.propagation.make_threshold()
     processor, where = time.process_time(), partition(validate=False)
-    with clock.part("receiving early"), instead_of_queue(queue, rollouts_module):
-        received.fetch(where, {key: queue.tags[key] for key in queue.keys[: int(early * n)]})
     with clock.part("whole"), instead_of_queue(queue, rollouts_module, rows_module):
         with clock.part("taking trajectories"):
-            trajectories = take(where, n, {key.split("_")[0] for key in queue.rows.keys}, received=received)
+            trajectories = take(where, n, {key.split("_")[0] for key in queue.rows.keys})
             trajectories.expect_few_failures(0.1)
         with clock.part("assign"):
             assignment = assign(trajectories.batch, OPTIONS, threshold=threshold)
@@ -443,14 +436,13 @@ def _driver(queue: Dictionary, repeats: int) -> list[Figure]:
     n_trajectories, n_steps = len(queue.payloads), len(queue.rows)
     _report(f"the driver's part of {n_steps:,} steps, {repeats} turns")
     theirs = VerlTrainerInput(queue)
-    clocks, late, taken = list[Clock](), list[Clock](), defaultdict[str, list[float]](list)
+    clocks, taken = list[Clock](), defaultdict[str, list[float]](list)
     with tempfile.TemporaryDirectory() as folder:
         assign(first_trajectories(queue, folder), OPTIONS)  # compiled before memory is measured
         memory = _grown(lambda: drive(queue, Path(folder)))
         for turn in range(-1, repeats):
             runs = {
                 "grpo": theirs.grpo,
-                "late": lambda: late.append(drive(queue, Path(folder), 0.0)),
                 "ours": lambda: clocks.append(drive(queue, Path(folder))),
                 "whole": theirs.whole,
             }
@@ -461,18 +453,14 @@ def _driver(queue: Dictionary, repeats: int) -> list[Figure]:
         written = (Path(folder) / "steps" / "000001.parquet").stat().st_size
     ours = {name: [clock.seconds[name] for clock in clocks[1:]] for name in ("whole", "processor", "recording", *PARTS)}
     credit = [a + b for a, b in zip(ours["assign"], ours["columns"], strict=True)]
-    waited, waited_late = (
-        [clock.seconds["whole"] - clock.seconds["recording"] for clock in some[1:]] for some in (clocks, late)
-    )
+    waited = [a - b for a, b in zip(ours["whole"], ours["recording"], strict=True)]
     named = [a + b for a, b in zip(credit, ours["recording"], strict=True)]
     grpo, whole = taken["grpo"], taken["whole"]
     return [
         Figure.from_values("driver, ours", ours["whole"], unit="s"),
         *(Figure.from_values(f"driver, ours: {part}", [s * 1e3 for s in ours[part]], unit="ms") for part in PARTS),
         Figure.from_values("driver, ours: processor time", ours["processor"], unit="s"),
-        Figure.from_values(f"before the update, {EARLY_FRAC:.0%} of the trajectories fetched early", waited, unit="s"),
-        Figure.from_values("before the update, all fetched at the end", waited_late, unit="s"),
-        Figure.from_values("before the update: fetched at the end / early", _ratios(waited_late, waited), unit="x"),
+        Figure.from_values("before the update", waited, unit="s"),
         Figure.from_values("verl's grpo on every row", grpo, unit="s"),
         Figure.from_values("verl's _compute_advantage on last rows, fetched, padded, spread, put", whole, unit="s"),
         Figure.from_values(
@@ -542,18 +530,13 @@ def _through(queue: Dictionary, n_trajectories: int, repeats: int) -> list[Figur
     where, keys = partition(validate=False), queue.keys[:n_trajectories]
     payloads = queue.payloads[:n_trajectories]
     megabytes = sum(payload.numel() for payload in payloads) / 1e6
-    puts, gets, takes = list[float](), list[float](), defaultdict[float, list[float]](list)
+    puts, gets, takes = list[float](), list[float](), list[float]()
     for turn in range(-1, repeats):
-        for early in (0.0, EARLY_FRAC):
-            put = _seconds(lambda: asyncio.run(_put_all(queue, keys, payloads, where)))
-            get = _seconds(lambda: tq.kv_batch_get(keys=keys, partition_id=where, select_fields=["trajectory"]))
-            received, first = ReceivedRecords(), keys[: int(early * n_trajectories)]
-            received.fetch(where, {key: queue.tags[key] for key in first})
-            taken = _seconds(partial(_taken, where, n_trajectories, received))
-            if turn >= 0:
-                puts, gets = [*puts, put], [*gets, get]
-                takes[early].append(taken)
-    rates = {early: [n_trajectories / s for s in seconds] for early, seconds in takes.items()}
+        put = _seconds(lambda: asyncio.run(_put_all(keys, payloads, where)))
+        get = _seconds(lambda: tq.kv_batch_get(keys=keys, partition_id=where, select_fields=["record"]))
+        taken = _seconds(partial(_taken, where, n_trajectories))
+        if turn >= 0:
+            puts, gets, takes = [*puts, put], [*gets, get], [*takes, taken]
     return [
         Figure.from_values(
             f"trajectories/s put by one worker, {AT_ONCE} at a time", [n_trajectories / s for s in puts]
@@ -561,29 +544,23 @@ def _through(queue: Dictionary, n_trajectories: int, repeats: int) -> list[Figur
         Figure.from_values("the same, in bytes", [megabytes / s for s in puts], unit="MB/s"),
         Figure.from_values("trajectories/s fetched by the driver", [n_trajectories / s for s in gets]),
         Figure.from_values("the same, in bytes", [megabytes / s for s in gets], unit="MB/s"),
-        Figure.from_values("trajectories/s listed, fetched, unpacked and cleared", rates[0.0]),
-        Figure.from_values(f"the same, with {EARLY_FRAC:.0%} of them fetched early", rates[EARLY_FRAC]),
-        Figure.from_values(
-            "taking trajectories: all at the end / most fetched early", _ratios(takes[0.0], takes[EARLY_FRAC]), unit="x"
-        ),
+        Figure.from_values("trajectories/s listed, fetched, unpacked and cleared", [n_trajectories / s for s in takes]),
         *_rows_through(queue, min(n_trajectories, 64)),
     ]
 
 
-async def _put_all(queue: Dictionary, keys: Sequence[str], payloads: Sequence[torch.Tensor], where: str) -> None:
+async def _put_all(keys: Sequence[str], payloads: Sequence[torch.Tensor], where: str) -> None:
     limit = asyncio.Semaphore(AT_ONCE)
 
     async def put(key: str, payload: torch.Tensor) -> None:
-        tag = queue.tags[key]
-        record = RolloutRecord("taken", trajectory=payload.numpy().tobytes(), report=tag["report"], place=tag["place"])
         async with limit:
-            await record.put(key, where)
+            await pickle.loads(payload.numpy().tobytes()).put(key, where)
 
     await asyncio.gather(*(put(key, payload) for key, payload in zip(keys, payloads, strict=True)))
 
 
-def _taken(where: str, n_trajectories: int, received: ReceivedRecords) -> None:
-    assert take(where, n_trajectories, received=received).batch.n_trajectories == n_trajectories
+def _taken(where: str, n_trajectories: int) -> None:
+    assert take(where, n_trajectories).batch.n_trajectories == n_trajectories
 
 
 def _rows_through(queue: Dictionary, n_trajectories: int) -> list[Figure]:

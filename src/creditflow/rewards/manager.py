@@ -13,10 +13,8 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 import numpy as np
-from pydantic import ConfigDict, TypeAdapter
 
 from creditflow._utils.tracebacks import keep_traceback
 from creditflow.data import Score, Step, Trajectory
@@ -98,8 +96,6 @@ class FunctionReport:
 class ScoringReport:
     """Report on one call of `RewardManager.score`."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(ser_json_inf_nan="constants")
-
     functions: tuple[FunctionReport, ...]
     seconds: float
     """Wall clock of the whole scoring."""
@@ -151,18 +147,6 @@ class ScoringReport:
             tuple(FunctionReport.merge(same) for same in of_function.values()),
             seconds=sum(report.seconds for report in reports),
         )
-
-    def to_json(self) -> str:
-        """Serialize for `from_json` in another process of creditflow: NaN stays NaN."""
-        return _REPORT.dump_json(self).decode()
-
-    @classmethod
-    def from_json(cls, text: str) -> ScoringReport:
-        """The inverse of `to_json`."""
-        return _REPORT.validate_json(text)
-
-
-_REPORT = TypeAdapter(ScoringReport)
 
 
 class RewardManager:

@@ -1,7 +1,6 @@
 """Compare the advantages of both engines on the same recorded trajectories."""
 
 import asyncio
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -19,12 +18,12 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from creditflow.credit import assign, make_threshold
 from creditflow.data import Score, Trajectory, TrajectoryBatch
+from creditflow.data.table import pack
 from creditflow.engines.verl.agent_loop import step_output
 from creditflow.engines.verl.buffer import RolloutBuffer
-from creditflow.engines.verl.rollouts import ReceivedRecords, RolloutRecord, take
+from creditflow.engines.verl.rollouts import RolloutRecord, take
 from creditflow.engines.verl.rows import VerlRows, concatenate_rows, delete_rows, delete_unfinished, select
 from creditflow.engines.verl.runner import sampled_steps
-from creditflow.rewards import ScoringReport
 from tests.builders import credit_options, make_trajectory, step
 
 WHERE = "creditflow_train"
@@ -79,7 +78,7 @@ def send(trajectories: list[Trajectory]) -> KVBatchMeta:
     async def put() -> None:
         for n in np.random.default_rng(0).permutation(len(trajectories)).tolist():
             place, key = (n // 4, n % 4), f"u{n // 4}_{n % 4}"
-            await RolloutRecord.from_trajectory(trajectories[n], ScoringReport((), 0.0), place).put(key, WHERE)
+            await RolloutRecord(place, pack(trajectories[n])).put(key, WHERE)
             keys.extend(await put_rows(trajectories[n], key))
 
     asyncio.run(put())
@@ -174,19 +173,15 @@ def add_groups(status: str, *uids: str) -> None:
     tq.kv_batch_put(keys=list(uids), partition_id="train", tags=tags)
 
 
-def test_records_fetched_early_change_no_batch(queue):
-    trajectories, received = recorded(seed=9), ReceivedRecords()
+def test_groups_are_taken_once_in_the_order_of_the_data(queue):
+    trajectories = recorded(seed=9)
     rows = send(trajectories)
-    tags = tq.kv_list(partition_id=WHERE)[WHERE]
-    late = [key for key in tags if key.startswith("u3_")]
-    received.fetch(WHERE, {key: tag for key, tag in tags.items() if key not in late})
-    received.fetch(WHERE, {key: {} for key in late})  # keys of records that are still being written
-    taken = take(WHERE, expected=24, uids={"u1", "u3"}, unfinished={"u2"}, received=received)
-    again = take(WHERE, expected=8, uids={"u2"}, received=received)
+    taken = take(WHERE, expected=24, uids={"u1", "u3"}, unfinished={"u2"})
+    again = take(WHERE, expected=8, uids={"u2"})
     assert taken.batch.to_trajectories() == [one for one in trajectories if one.uid in ("0-1-1", "0-1-3")]
     assert again.batch.to_trajectories() == [one for one in trajectories if one.uid == "0-1-2"]
     assert (again.expected, again.lost) == (8, 4)
-    assert not take(WHERE, expected=0, received=received).batch.n_trajectories
+    assert not take(WHERE, expected=0).batch.n_trajectories
     delete_rows(rows, keep=())
 
 
@@ -242,23 +237,3 @@ def test_buffer_passes_errors_of_a_poll_on(queue):
     with pytest.raises(RuntimeError, match="storage unit timed out"):
         buffer.sample(1, "train", 1)
     tq.kv_clear(keys=["u1"], partition_id="train")
-
-
-def test_buffer_fetches_no_record_of_an_evicted_group(queue):
-    polls = itertools.count()
-
-    def stop_at_the_second_poll() -> None:
-        if next(polls):
-            raise RuntimeError("enough")
-
-    rows = send(recorded(seed=9))
-    add_groups("running", "u1")  # verl has removed the prompts of the others
-    buffer = buffer_of("sync", on_poll=stop_at_the_second_poll)
-    with pytest.raises(RuntimeError, match="enough"):
-        buffer.sample(1, "train", 1)
-    assert buffer.received.take(["u1_0"])[0].n_trajectories == 1
-    with pytest.raises(KeyError):
-        buffer.received.take(["u2_0"])
-    take(WHERE, expected=24)
-    tq.kv_clear(keys=["u1"], partition_id="train")
-    delete_rows(rows, keep=())

@@ -5,12 +5,13 @@ import math
 import re
 from copy import deepcopy
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from creditflow.data import Score, Trajectory
-from creditflow.engines.verl.runner import Scorer
+from creditflow.engines.verl.runner import RolloutRunner
 from creditflow.rewards import RewardFunction, RewardManager, ScoringReport
 from creditflow.rewards.values import NotApplicable
 from tests.rewards.trajectories import a_trajectory
@@ -32,10 +33,13 @@ def by_agent(trajectory):
 
 
 class Clipped:
-    """A function with a maximum and a sum as metrics."""
+    """A function with a maximum and a sum, since the last call, as metrics."""
+
+    requests = 7.0
 
     def metrics(self):
-        return {"wait_max": 3.0, "requests": 7.0}
+        requests, self.requests = self.requests, 0.0
+        return {"wait_max": 3.0, "requests": requests}
 
     def __call__(self, step, trajectory):
         return 0.5
@@ -54,10 +58,14 @@ def functions() -> list[RewardFunction]:
     ]
 
 
+def runner() -> RolloutRunner:
+    return RolloutRunner(SimpleNamespace(rewards=RewardManager(functions())))
+
+
 def scored_together(trajectories: list[Trajectory]) -> list[ScoringReport]:
     async def score():
-        scorer = Scorer(RewardManager(functions()))
-        return await asyncio.gather(*(scorer.score(trajectory) for trajectory in trajectories))
+        one = runner()
+        return await asyncio.gather(*(one.score(trajectory) for trajectory in trajectories))
 
     return asyncio.run(score())
 
@@ -93,15 +101,28 @@ def test_each_trajectory_gets_the_report_on_its_scores(trajectories):
     assert whole.functions[0].counted == {"wait_max": 3.0, "requests": 7.0}
 
 
-def test_cancelled_caller_takes_no_part(trajectories):
+def test_rollout_without_its_scores_leaves_the_others(trajectories):
+    """One is cancelled while it waits; another raises, as the first of those that are scored together."""
+
     async def score():
-        scorer = Scorer(RewardManager(functions()))
-        calls = [asyncio.create_task(scorer.score(trajectory)) for trajectory in trajectories[:3]]
-        await asyncio.sleep(0)  # all three wait
-        calls[0].cancel()
-        return await asyncio.gather(*calls, return_exceptions=True)
+        one = runner()
+        score_apart, batches = one.components.rewards.score_apart, []
 
-    cancelled, *parts = asyncio.run(score())
+        async def fail_in_the_second(batch):
+            batches.append(len(batch))
+            if len(batches) == 2:
+                raise RuntimeError("out of order")
+            return await score_apart(batch)
 
+        one.components.rewards.score_apart = fail_in_the_second
+        calls = [asyncio.create_task(one.score(trajectory)) for trajectory in trajectories[:5]]
+        await asyncio.sleep(0)  # the first is scored, the others wait
+        calls[1].cancel()
+        return batches, await asyncio.gather(*calls, return_exceptions=True)
+
+    batches, (first, cancelled, failed, *parts) = asyncio.run(score())
+
+    assert batches == [1, 3, 2]
     assert isinstance(cancelled, asyncio.CancelledError)
-    assert [part.functions[0].calls for part in parts] == [4, 0]
+    assert isinstance(failed, RuntimeError)
+    assert [part.functions[0].calls for part in (first, *parts)] == [1, 2, 0]

@@ -1,26 +1,26 @@
-"""verl agent-loop workers that run creditflow workflows.
+"""The agent loop that runs a recipe's workflow, and the workers and their manager around it.
 
-A worker writes one row per trained step to TransferQueue, as verl's own workers do, and the scored trajectory, from
-which credit is computed, to a separate partition.
+A worker writes one row per trained step to TransferQueue, as verl's own workers do. The loop writes the scored
+trajectory, from which credit is computed, to a separate partition.
 """
 
 from __future__ import annotations
 
 import asyncio
+import pickle
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import ray
 from ray.exceptions import ActorDiedError
-from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 from verl.utils.config import omega_conf_to_dataclass
 
 from creditflow.data import Step, Trajectory
-from creditflow.engines.verl.dataset import task_from_row
-from creditflow.engines.verl.recipe import read_run_handle
+from creditflow.data.table import pack
+from creditflow.engines.verl.recipe import LOOP, read_run_handle
 from creditflow.engines.verl.rollouts import RolloutRecord, partition, random_key, rollout_ids
 from creditflow.engines.verl.runner import build_runner, sampled_steps
 from creditflow.engines.verl.servers import ServedPolicy, Servers
@@ -35,15 +35,15 @@ _UNBOUNDED = 1 << 62
 
 
 class RolloutWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type: ignore[misc]
-    """An agent-loop worker that runs teams.
+    """An agent-loop worker with what the rollouts of its process share.
 
     `llm_client`: the client of each trained policy and the section of its model in verl's configuration.
     """
 
     def __init__(self, config: Any, llm_client: dict[str, tuple[Any, Any]], *args: Any) -> None:
-        super().__init__(config, llm_client, *args)
+        super().__init__(config, self, *args)  # verl passes its second argument to each agent loop
         run = read_run_handle(config)
-        self.own, self.synchronous = run.config, config.trainer.v1.trainer_mode == "sync"
+        self.seed, self.synchronous = run.config.data.seed, config.trainer.v1.trainer_mode == "sync"
         self.runner = build_runner(run.recipe, config.actor_rollout_ref.rollout.agent.num_workers)
         self.trained = {
             name: _served(client, model, self.rollout_config) for name, (client, model) in llm_client.items()
@@ -51,44 +51,11 @@ class RolloutWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type:
         self.clients: dict[str, PolicyView | ChatClient] = {**self.trained, **self.runner.components.chat_clients}
         self.runner.components.rewards.connect(self.trained)
 
-    async def _run_agent_loop(
-        self, sampling_params: dict[str, Any], trajectory: dict[str, Any], *, session_id: int, **row: Any
-    ) -> None:
-        """Run one rollout and write it to TransferQueue.
-
-        Failures are written too, so that the trainer counts them.
-        """
-        validate, step = bool(trajectory["validate"]), int(row["global_steps"])
-        greedy = bool(row.get("greedy", False))
-        place = (int(row["index"]), session_id)
-        # If verl samples tasks one by one to fill a batch (gen_batch_size), a task may have two groups in one step.
-        uid = "" if validate or not self.config.data.get("gen_batch_size") else row["uid"]
-        group, name = rollout_ids(validate, step, *place, greedy, uid)
-        rollout = Rollout(task_from_row(row), group, name, random_key(self.own.data.seed, validate, step, *place))
-        # In a training step, servers hold the weights of the step before; in asynchronous modes they may be updated
-        # during the rollout. A validation runs after its step's update.
-        first = step if validate else step - 1
-        versions = range(first, first + 1 if validate or self.synchronous else _UNBOUNDED)
-        request_id = f"{name}-{row['uid'][:8]}"
-        servers = Servers(self.clients, sampling_params, versions, request_id)
-        started = time.perf_counter()
-        try:
-            components, temperature = self.runner.components, 0.0 if greedy else float(sampling_params["temperature"])
-            sampling = replace(components.sampling, temperature=temperature)
-            recorded, report = await self.runner.run(rollout, servers, sampling)
-            record = RolloutRecord.from_trajectory(recorded, report, place, components.endpoint_metrics())
-            if not validate:
-                await self._put_rows(recorded, time.perf_counter() - started, row, session_id)
-        except Exception as error:  # a recipe's functions may raise anything; the trainer counts and reports it
-            record = RolloutRecord.from_error(error, rollout, place)
-        await record.put(f"{row['uid']}_{session_id}", partition(validate))
-
-    async def _put_rows(self, trajectory: Trajectory, seconds: float, row: Mapping[str, Any], session_id: int) -> None:
-        steps = [trajectory.steps[i] for i in sampled_steps(trajectory, self.trained)]
-        if steps:
-            outputs = [step_output(trajectory, step, seconds) for step in steps]
-            fields = {name: row[name] for name in ("uid", "global_steps", "index")}
-            await self._agent_loop_postprocess(outputs, False, **fields, session_id=session_id)
+    async def _agent_loop_postprocess(self, output: list[AgentLoopOutput], validate: bool, **row: Any) -> None:
+        """Write the rows of a rollout. verl alone would copy all fields of the task into each of them."""
+        if output:
+            fields = {name: row[name] for name in ("uid", "session_id", "global_steps", "index")}
+            await super()._agent_loop_postprocess(output, validate, **fields)
 
     async def stay(self) -> None:
         """Do nothing as long as the worker lives."""
@@ -97,6 +64,45 @@ class RolloutWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type:
     async def aclose(self) -> None:
         """Close the resources of rollouts and scoring."""
         await self.runner.close()
+
+
+@register(LOOP)
+class WorkflowLoop(AgentLoopBase):  # type: ignore[misc]
+    """verl's agent loop of a recipe: runs and scores one rollout of the workflow."""
+
+    def __init__(self, server_manager: RolloutWorker, **_: Any) -> None:
+        self.worker = server_manager
+
+    async def run(self, sampling_params: dict[str, Any], session_id: int, **row: Any) -> list[AgentLoopOutput]:
+        """Write the rollout's record to TransferQueue; return the rows of its trained steps.
+
+        Failures are written too, so that the trainer counts them.
+        """
+        worker, step, greedy = self.worker, int(row["global_steps"]), bool(row.get("greedy"))
+        validate = "greedy" in row
+        place = (int(row["index"]), session_id)
+        # If verl samples tasks one by one to fill a batch (gen_batch_size), a task may have two groups in one step.
+        uid = "" if validate or not worker.config.data.get("gen_batch_size") else row["uid"]
+        group, name = rollout_ids(validate, step, *place, greedy, uid)
+        rollout = Rollout(pickle.loads(row["raw_prompt"]), group, name, random_key(worker.seed, validate, step, *place))
+        # In a training step, servers hold the weights of the step before; in asynchronous modes they may be updated
+        # during the rollout. A validation runs after its step's update.
+        first = step if validate else step - 1
+        versions = range(first, first + 1 if validate or worker.synchronous else _UNBOUNDED)
+        servers = Servers(worker.clients, sampling_params, versions, f"{name}-{row['uid'][:8]}")
+        components, temperature = worker.runner.components, 0.0 if greedy else float(sampling_params["temperature"])
+        started, rows = time.perf_counter(), list[AgentLoopOutput]()
+        try:
+            sampling = replace(components.sampling, temperature=temperature)
+            recorded, report = await worker.runner.run(rollout, servers, sampling)
+            record = RolloutRecord(place, pack(recorded), report, components.endpoint_metrics())
+            if not validate:
+                seconds, trained = time.perf_counter() - started, sampled_steps(recorded, worker.trained)
+                rows = [step_output(recorded, recorded.steps[i], seconds) for i in trained]
+        except Exception as error:  # a recipe's functions may raise anything; the trainer counts and reports it
+            record = RolloutRecord.from_error(error, rollout, place)
+        await record.put(f"{row['uid']}_{session_id}", partition(validate))
+        return rows
 
 
 class CreditflowAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]

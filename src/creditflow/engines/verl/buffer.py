@@ -1,4 +1,4 @@
-"""verl's replay buffer with groups that have no rows, batches that close early, and records that are fetched early."""
+"""verl's replay buffer with groups that have no rows, and batches that close early."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Any, cast
 
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
-
-from creditflow.engines.verl.rollouts import ReceivedRecords, partition
 
 _MOST_POLL_S = 2.0
 _ROLLOUTS_PER_SECOND = 2000.0
@@ -23,8 +21,6 @@ class RolloutBuffer(ReplayBuffer):  # type: ignore[misc]
     """The uids of the last sampled groups; a group may have no rows."""
     expect_workers: Callable[[], None]
     """Called at each poll."""
-    received: ReceivedRecords
-    """Records that were fetched but not yet taken."""
     min_complete_frac: float
     """`rollout.min_complete_frac`: this share of a batch's groups is enough; later batches take the others."""
     late: int
@@ -39,7 +35,7 @@ class RolloutBuffer(ReplayBuffer):  # type: ignore[misc]
         buffer.__class__ = type(cls.__name__, (cls, type(buffer)), {})
         buffer.poll_interval = min(_MOST_POLL_S, max(0.05, rollouts / _ROLLOUTS_PER_SECOND))
         buffer.expect_workers, buffer.min_complete_frac = expect_workers, min_complete_frac
-        buffer.selected, buffer.received, buffer.late = set(), ReceivedRecords(), 0
+        buffer.selected, buffer.late = set(), 0
         return cast(RolloutBuffer, buffer)
 
     @property
@@ -88,8 +84,4 @@ class RolloutBuffer(ReplayBuffer):  # type: ignore[misc]
 
     def _wait_for_next_poll(self, partition_id: str, *args: Any) -> Any:
         self.expect_workers()
-        where, groups = partition(validate=partition_id == "val"), self.prompt_global_steps[partition_id]
-        # Records of groups that verl has evicted stay in their partition until the next batch is taken.
-        records = self.partitions.get(where, {}).items()
-        self.received.fetch(where, {key: tag for key, tag in records if key.split("_")[0] in groups})
         return super()._wait_for_next_poll(partition_id, *args)

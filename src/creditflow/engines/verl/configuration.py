@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from creditflow.config import Config, Recipe, leaves, with_options
 from creditflow.engines.verl import checks
 from creditflow.engines.verl.options import BACK, RENAMED, mapped, sources
-from creditflow.engines.verl.recipe import KEY, read_run_handle, recipe_section
+from creditflow.engines.verl.recipe import KEY, LOOP, read_run_handle, recipe_section
 from creditflow.errors import ConfigError
 
 _PACKAGE, _CONFIG_NAME, _OWN_NAME = "verl.trainer.config", "ppo_trainer", "creditflow_recipe"
@@ -88,6 +88,7 @@ def _fixed(run_folder: Path, recipe: Recipe) -> dict[str, Any]:
         f"{_ROLLOUT}.name": "vllm",
         f"{_ROLLOUT}.calculate_log_probs": True,
         f"{_ROLLOUT}.agent.agent_loop_manager_class": "creditflow.engines.verl.agent_loop.CreditflowAgentLoopManager",
+        f"{_ROLLOUT}.agent.default_agent_loop": LOOP,
         "algorithm.filter_groups.metric": "acc",
         "reward.num_workers": 1,  # verl's reward workers, which are idle here
         "trainer.use_v1": True,

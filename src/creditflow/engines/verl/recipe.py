@@ -16,6 +16,10 @@ NAME = "verl"
 KEY = "creditflow"
 """The recipe's top-level key in verl's configuration."""
 
+LOOP = "creditflow"
+"""The name of the agent loop in verl's registry."""
+STATE, LATEST = "creditflow.json", "latest_checkpointed_iteration.txt"
+"""The file with creditflow's state in a verl checkpoint, and verl's file that names the newest checkpoint."""
 TRAINER_PREFIX = "creditflow_"
 """The prefix of the trainers' names in verl's registry, before that of the mode."""
 

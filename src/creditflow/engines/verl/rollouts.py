@@ -6,13 +6,13 @@ Independent of verl's trainer and of credit.
 
 from __future__ import annotations
 
+import pickle
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 import transfer_queue as tq
 
@@ -25,8 +25,6 @@ from creditflow.rewards import ScoringReport
 from creditflow.rollout import Rollout
 
 _TRAIN, _VAL = 0, 1
-
-Status = Literal["taken", "mistake"]
 
 
 def partition(validate: bool) -> str:
@@ -50,47 +48,33 @@ def random_key(seed: int, validate: bool, step: int, index: int, session: int) -
     return (seed, _VAL, int(index), session) if validate else (seed, _TRAIN, step, int(index), session)
 
 
+_NO_REPORT = ScoringReport((), 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class RolloutRecord:
-    """The record of one session."""
+    """The record of one session: a trajectory, or a mistake in the recipe, which ends the run."""
 
-    status: Status
-    """`mistake`: a mistake in the recipe, which ends the run."""
-    message: str = ""
+    place: tuple[int, int]
+    """The index of the task in the data and of the session in its group; the training order of trajectories."""
     trajectory: bytes = b""
-    report: str = ""
-    """The report on its scores as JSON; empty for a failed trajectory."""
+    report: ScoringReport = _NO_REPORT
     counted: Mapping[str, float] = field(default_factory=dict)
     """The worker's endpoint metrics since the last record."""
-    place: tuple[int, int] = (0, 0)
-    """The index of the task in the data and of the session in its group; the training order of trajectories."""
-
-    @classmethod
-    def from_trajectory(
-        cls,
-        trajectory: Trajectory,
-        report: ScoringReport,
-        place: tuple[int, int],
-        counted: Mapping[str, float] | None = None,
-    ) -> RolloutRecord:
-        """Create the record of a trajectory."""
-        text = report.to_json() if report.functions else ""
-        return cls("taken", trajectory=pack([trajectory]), report=text, counted=counted or {}, place=place)
+    mistake: str = ""
 
     @classmethod
     def from_error(cls, error: Exception, rollout: Rollout, place: tuple[int, int]) -> RolloutRecord:
         """Create the record of an error in a rollout or its scoring: a failed trajectory, or a mistake."""
         if isinstance(error, InputError):
-            return cls("mistake", message=first_line(error))
+            return cls(place, mistake=first_line(error))
         reason = {"error": f"{type(error).__name__}: {first_line(error)}"}
-        failed = Trajectory(rollout.id, rollout.uid, rollout.task, status="failed", info=reason)
-        return cls.from_trajectory(failed, ScoringReport((), 0.0), place)
+        return cls(place, pack(Trajectory(rollout.id, rollout.uid, rollout.task, status="failed", info=reason)))
 
     async def put(self, key: str, where: str) -> None:
         """Write the record to partition `where`."""
-        payload = torch.frombuffer(bytearray(self.trajectory or b"\0"), dtype=torch.uint8)
-        tag = {name: getattr(self, name) for name in ("status", "message", "report", "counted", "place")}
-        await tq.async_kv_put(key=key, partition_id=where, fields={"trajectory": payload}, tag=tag)
+        record = torch.frombuffer(bytearray(pickle.dumps(self)), dtype=torch.uint8)
+        await tq.async_kv_put(key=key, partition_id=where, fields={"record": record}, tag={"mistake": self.mistake})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,16 +95,13 @@ class RolloutRecords:
         """The number of sessions without a record."""
         return self.expected - self.batch.n_trajectories
 
-    @property
-    def failures(self) -> list[str]:
-        """The errors of failed trajectories."""
-        failed = np.flatnonzero(self.batch.status_of_trajectory == TRAJECTORY_STATUSES.index("failed")).tolist()
-        return [str(self.batch.trajectory_info[n].get("error", "")) for n in failed]
-
     def expect_few_failures(self, max_failed_frac: float) -> None:
         """Raise CreditflowError if more than this share failed or left no record, or if no rollout made a step."""
-        reasons = self.failures + ["its session left no record (Ray's logs say more)"] * self.lost
-        first = self.batch.trajectory_info[0] if self.batch.n_trajectories else {}
+        infos = self.batch.trajectory_info
+        failed = np.flatnonzero(self.batch.status_of_trajectory == TRAJECTORY_STATUSES.index("failed")).tolist()
+        reasons = [str(infos[n].get("error", "")) for n in failed]
+        reasons += ["its session left no record (Ray's logs say more)"] * self.lost
+        first = infos[0] if self.batch.n_trajectories else {}
         expect_few_failed_rollouts(reasons, self.expected, self.batch.n_steps, first, max_failed_frac)
 
     def metrics(self) -> dict[str, float]:
@@ -144,87 +125,40 @@ class RolloutRecords:
         return [f"{self.keys[n]}_{i}" for n, i in zip(trajectories.tolist(), numbers, strict=True)], steps
 
 
-class ReceivedRecords:
-    """Decoded records that are not yet taken."""
-
-    def __init__(self) -> None:
-        self._records: dict[str, tuple[pa.RecordBatch, ScoringReport | None]] = {}
-        self._taken: list[pa.RecordBatch] = []
-        """Parts of the last batch, kept until the next fetch, so that no device waits until their memory is freed."""
-
-    def fetch(self, where: str, tags: Mapping[str, Mapping[str, Any]]) -> None:
-        """Fetch and decode finished records of partition `where`, except those already held. `tags`: by key."""
-        new = [key for key, tag in tags.items() if key not in self._records and tag.get("status") == "taken"]
-        if not new:
-            return
-        self._taken.clear()
-        column = tq.kv_batch_get(keys=new, partition_id=where, select_fields=["trajectory"])["trajectory"]
-        for key, row in zip(new, column.unbind(), strict=True):
-            report = tags[key]["report"]
-            self._records[key] = (
-                read_part(memoryview(row.numpy()), f"record {key}"),
-                ScoringReport.from_json(report) if report else None,
-            )
-
-    def take(self, keys: Sequence[str]) -> tuple[TrajectoryBatch, ScoringReport]:
-        """Remove the records with these keys; returns their trajectories, in order, and their joint report."""
-        records = [self._records.pop(key) for key in keys]
-        reports = [report for _, report in records if report is not None]
-        parts = [part for part, _ in records]
-        self._taken += parts
-        return batch_of(join(parts)), ScoringReport.merge(reports)
-
-    def drop(self, keys: Iterable[str]) -> None:
-        """Forget the records with these keys."""
-        for key in keys:
-            self._records.pop(key, None)
-
-
 def take(
-    where: str,
-    expected: int,
-    uids: Iterable[str] | None = None,
-    unfinished: Iterable[str] = (),
-    received: ReceivedRecords | None = None,
+    where: str, expected: int, uids: Container[str] | None = None, unfinished: Container[str] = ()
 ) -> RolloutRecords:
     """Take the records of the groups `uids` from partition `where`, and remove all but those of `unfinished` groups.
 
-    `received`: records that were fetched before. Raises ConfigError with the first mistake in the recipe that a record
-    reports.
+    Raises ConfigError with the first mistake in the recipe that a record reports.
     """
-    tags, received = _tags(where), received or ReceivedRecords()
-    groups = None if uids is None else set(uids)
-    kept = [key for key in tags if groups is None or key.split("_")[0] in groups]
-    _expect_no_mistake(tags[key] for key in kept)
-    keys = sorted(kept, key=lambda key: (tags[key]["place"][0], key.split("_")[0], tags[key]["place"][1]))
-    received.fetch(where, {key: tags[key] for key in keys})
-    batch, report = received.take(keys)
-    left = set(unfinished)
-    if gone := [key for key in tags if key.split("_")[0] not in left]:
+    tags = record_tags(where)
+    kept = [key for key in tags if uids is None or key.split("_")[0] in uids]
+    expect_no_mistake(tags[key] for key in kept)
+    column = tq.kv_batch_get(keys=kept, partition_id=where, select_fields=["record"])["record"].unbind() if kept else ()
+    records = {key: pickle.loads(row.numpy()) for key, row in zip(kept, column, strict=True)}
+    keys = sorted(kept, key=lambda key: (records[key].place[0], key.split("_")[0], records[key].place[1]))
+    if gone := [key for key in tags if key.split("_")[0] not in unfinished]:
         tq.kv_clear(keys=gone, partition_id=where)
-        received.drop(gone)
     return RolloutRecords(
-        batch=batch,
+        batch=batch_of(join([read_part(records[key].trajectory, f"record {key}") for key in keys])),
         keys=tuple(keys),
-        report=report,
+        report=ScoringReport.merge([records[key].report for key in keys]),
         expected=expected,
-        counted=sum_metrics([tags[key]["counted"] for key in keys]),
+        counted=sum_metrics([records[key].counted for key in keys]),
     )
 
 
-def expect_no_mistake(where: str) -> None:
-    """Raise ConfigError with the first mistake in the recipe that a record in partition `where` reports."""
-    _expect_no_mistake(_tags(where).values())
-
-
-def _tags(where: str) -> dict[str, dict[str, Any]]:
+def record_tags(where: str) -> dict[str, dict[str, Any]]:
+    """The tag of each record in partition `where`."""
     tags: dict[str, dict[str, Any]] = (tq.kv_list(partition_id=where) or {}).get(where, {})
     return tags
 
 
-def _expect_no_mistake(tags: Iterable[Mapping[str, Any]]) -> None:
+def expect_no_mistake(tags: Iterable[Mapping[str, Any]]) -> None:
+    """Raise ConfigError with the first mistake in the recipe that a record reports."""
     # A record that is being written has a key before it has a tag.
-    if mistake := next((tag["message"] for tag in tags if tag.get("status") == "mistake"), None):
+    if mistake := next((tag["mistake"] for tag in tags if tag.get("mistake")), None):
         raise ConfigError(mistake)
 
 

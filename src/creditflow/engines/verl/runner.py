@@ -8,13 +8,12 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from creditflow.config import Recipe
+from creditflow.config import Recipe, with_options
 from creditflow.data import Trajectory
 from creditflow.engines.common.components import Components, build_components
-from creditflow.rewards import RewardManager, ScoringReport
+from creditflow.rewards import ScoringReport
 from creditflow.rollout import Generator, Rollout
 from creditflow.rollout.recorder import Sampling
 from creditflow.rollout.runner import run_rollout
@@ -25,7 +24,9 @@ class RolloutRunner:
 
     def __init__(self, components: Components) -> None:
         self.components = components
-        self.scorer = Scorer(components.rewards)
+        self._scoring = asyncio.Lock()
+        self._waiting: dict[int, Trajectory] = {}
+        self._reports: dict[int, ScoringReport] = {}
 
     async def run(self, rollout: Rollout, generator: Generator, sampling: Sampling) -> tuple[Trajectory, ScoringReport]:
         """Run, score and label one rollout; returns its trajectory and the report on its scores.
@@ -37,7 +38,25 @@ class RolloutRunner:
         if trajectory.status == "failed":
             return trajectory, ScoringReport((), 0.0)
         components.label([trajectory])
-        return trajectory, await self.scorer.score(trajectory)
+        return trajectory, await self.score(trajectory)
+
+    async def score(self, trajectory: Trajectory) -> ScoringReport:
+        """Fill in the trajectory's scores; returns the report on them.
+
+        Those that arrive during a scoring are scored together in the next. The report on the first of them also has
+        what they share (`RewardManager.score_apart`).
+        """
+        key = id(trajectory)
+        self._waiting[key] = trajectory
+        try:
+            async with self._scoring:
+                if key not in self._reports:
+                    batch = {k: waiting for k, waiting in self._waiting.items() if k not in self._reports}
+                    parts, shared = await self.components.rewards.score_apart([*batch.values()])
+                    self._reports |= zip(batch, [ScoringReport.merge([parts[0], shared]), *parts[1:]], strict=True)
+        finally:
+            del self._waiting[key]
+        return self._reports.pop(key)
 
     async def close(self) -> None:
         """Close the rewards and the connections to endpoints."""
@@ -47,54 +66,14 @@ class RolloutRunner:
             await asyncio.gather(*(client.aclose() for client in self.components.chat_clients.values()))
 
 
-class Scorer:
-    """Scores trajectories on arrival.
-
-    Those that arrive during a scoring are scored together in the next.
-    """
-
-    def __init__(self, manager: RewardManager) -> None:
-        self.manager = manager
-        self._waiting: list[tuple[Trajectory, asyncio.Future[ScoringReport]]] = []
-        self._running: asyncio.Task[None] | None = None
-
-    async def score(self, trajectory: Trajectory) -> ScoringReport:
-        """Fill in the trajectory's scores; returns the report on them.
-
-        The first of those scored together also has what they share (`RewardManager.score_apart`).
-        """
-        future: asyncio.Future[ScoringReport] = asyncio.get_running_loop().create_future()
-        self._waiting.append((trajectory, future))
-        if self._running is None or self._running.done():
-            self._running = asyncio.create_task(self._run())
-        return await future
-
-    async def _run(self) -> None:
-        while self._waiting:
-            batch, self._waiting = self._waiting, []
-            try:
-                parts, shared = await self.manager.score_apart([trajectory for trajectory, _ in batch])
-            except Exception as error:  # passed to every caller, since none of the trajectories is scored
-                for _, future in batch:
-                    if not future.done():
-                        future.set_exception(error)
-                continue
-            for (_, future), part in zip(batch, parts, strict=True):
-                if not future.done():  # a cancelled caller takes no part
-                    future.set_result(ScoringReport.merge([part, shared]))
-                    shared = ScoringReport((), 0.0)
-
-
 def build_runner(recipe: Recipe, n_runners: int) -> RolloutRunner:
     """Build the runner of one of `n_runners` processes, with its share of `reward.num_workers`.
 
     Raises InputError if the recipe is inconsistent.
     """
-    config = recipe.config
-    if config.reward.num_workers is not None:
-        share = {"num_workers": max(1, math.ceil(config.reward.num_workers / n_runners))}
-        config = config.model_copy(update={"reward": config.reward.model_copy(update=share)})
-    return RolloutRunner(build_components(replace(recipe, config=config), tasks=False))
+    if (workers := recipe.config.reward.num_workers) is not None:
+        recipe = with_options(recipe, {"reward.num_workers": max(1, math.ceil(workers / n_runners))})
+    return RolloutRunner(build_components(recipe, tasks=False))
 
 
 def sampled_steps(trajectory: Trajectory, policies: Sequence[str] | Mapping[str, Any]) -> list[int]:
