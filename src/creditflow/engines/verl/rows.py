@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 import transfer_queue as tq
@@ -72,39 +71,32 @@ class VerlRows:
         """Copy the critic's values at the response tokens of `rows` into `values_T` [T]."""
         column = tq.kv_batch_get(keys=rows.keys, partition_id=rows.partition_id, select_fields=["values"])["values"]
         values = torch.cat([row.flatten() for row in column.unbind()]).numpy()
-        start_R, offsets, length_R = self._places(rows)
-        if len(values) != offsets[-1]:
-            raise BatchError(f"values: expected one for each of {offsets[-1]} tokens, got {len(values)}")
-        _copy_tokens(values, offsets[:-1], values_T, start_R, length_R)
+        place_T, _ = self._places(rows)
+        if len(values) != len(place_T):
+            raise BatchError(f"values: expected one for each of {len(place_T)} tokens, got {len(values)}")
+        real_T = place_T != _PADDING
+        values_T[place_T[real_T]] = values[real_T]
 
     def nested(self, rows: KVBatchMeta, column_T: NDArray[Any]) -> torch.Tensor:
         """Convert a [T] column of the batch to a jagged tensor of the rows, with 0 in padding rows."""
-        start_R, offsets, length_R = self._places(rows)
-        values = np.zeros(int(offsets[-1]), np.float32)
+        place_T, offsets = self._places(rows)
+        values = np.zeros(len(place_T), np.float32)
         if column_T.size:
             if column_T.size != self.token_offsets[-1]:
                 raise BatchError(f"expected a value for each of {self.token_offsets[-1]} tokens, got {column_T.size}")
-            _copy_tokens(column_T, start_R, values, offsets[:-1], length_R)
+            real_T = place_T != _PADDING
+            values[real_T] = column_T[place_T[real_T]]
         return torch.nested.nested_tensor_from_jagged(torch.from_numpy(values), offsets=torch.from_numpy(offsets))
 
-    def _places(self, rows: KVBatchMeta) -> tuple[Ints, Ints, Ints]:
-        """The places of the rows' tokens: their starts in the batch [R], their offsets in a column of rows [R+1].
-
-        The third array has the number of tokens [R] that both have in common: 0 for padding rows.
-        """
+    def _places(self, rows: KVBatchMeta) -> tuple[Ints, Ints]:
+        """The place in the batch of each token of the rows, -1 in padding rows; and the offsets [R+1] of the rows."""
         step_R = self.steps(rows)
         padding_R = step_R == _PADDING
-        length_R = np.where(padding_R, 0, np.diff(self.token_offsets)[step_R])
-        offsets = np.concatenate([[0], np.cumsum(np.where(padding_R, _PADDING_TOKENS, length_R))])
-        return self.token_offsets[step_R], offsets, length_R
-
-
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
-def _copy_tokens(source: NDArray[Any], from_R: Ints, target: NDArray[Any], to_R: Ints, length_R: Ints) -> None:
-    """For each row r, copy `length_R[r]` values from `source`, from `from_R[r]` on, to `target`, from `to_R[r]` on."""
-    for r in range(len(length_R)):
-        for j in range(length_R[r]):
-            target[to_R[r] + j] = source[from_R[r] + j]
+        length_R = np.where(padding_R, _PADDING_TOKENS, np.diff(self.token_offsets)[step_R])
+        offsets = np.concatenate([[0], np.cumsum(length_R)])
+        place_T = np.arange(offsets[-1]) + np.repeat(self.token_offsets[step_R] - offsets[:-1], length_R)
+        place_T[np.repeat(padding_R, length_R)] = _PADDING
+        return place_T, offsets
 
 
 def select(rows: KVBatchMeta, wanted_R: Bools) -> KVBatchMeta:
