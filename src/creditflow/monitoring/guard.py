@@ -40,8 +40,14 @@ class GuardStop(CreditflowError):
     """The guard stopped the run; the message is the report."""
 
 
-class RolledBack(CreditflowError):
-    """The run's folder was rolled back to a checkpoint; the caller restarts the run from there."""
+class GuardAction(CreditflowError):
+    """A rule ends an attempt at the run; the caller acts on the event."""
+
+    @property
+    def event(self) -> GuardEvent:
+        """The event whose action the caller takes."""
+        event: GuardEvent = self.args[0]
+        return event
 
 
 @dataclass(frozen=True, slots=True)

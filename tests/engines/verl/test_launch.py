@@ -19,9 +19,11 @@ from creditflow.config import load_recipe
 from creditflow.engines.verl.launch import NewLines, launch, total_steps
 from creditflow.engines.verl.recipe import read_run_handle
 from creditflow.errors import ConfigError, CreditflowError, InputError, says_disk_full
-from creditflow.monitoring.guard import RolledBack
+from creditflow.monitoring import GuardEvent
+from creditflow.monitoring.guard import RESTORE, GuardAction
 from creditflow.monitoring.trackers.base import TRACKERS, tracker
 from creditflow.runs import RunFolder
+from creditflow.runs.run_folder import read_metrics
 from tests.paths import TOY
 
 ray = pytest.importorskip("ray")
@@ -355,18 +357,6 @@ def test_tail_returns_each_complete_line_once(tmp_path):
     assert tail.rows() == []
     file.write_text("".join(line(step) for step in range(5)))
     assert [row["step"] for row in tail.rows()] == [2, 3, 4]
-    assert [row["step"] for row in tail.unread((line(1) + line(5)).encode())] == [5]
-
-
-def test_tail_skips_rewound_lines(tmp_path):
-    file = tmp_path / "metrics.jsonl"
-    file.write_text("".join(line(step, loss=1) for step in range(5)))
-    tail, folder = NewLines(file), RunFolder(tmp_path)
-
-    folder.rewind(2)
-    assert tail.rows() == []
-    folder.append_metrics(3, {"loss": 2.0})
-    assert tail.rows() == [{"loss": 2.0, "step": 3}]
 
 
 # Trackers
@@ -389,19 +379,30 @@ def sent():
     TRACKERS.remove("lines")
 
 
-def test_trackers_get_each_step_of_a_rollback_once(cluster, tmp_path, sent):
-    def roll_back(config):
-        write(config, [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 2.0}])
-        (tmp_path / "run/checkpoints").mkdir()
-        (tmp_path / "run/checkpoints/latest_checkpointed_iteration.txt").write_text("1")
-        RunFolder(tmp_path / "run").rewind(1, aside="rolled_back/1")
-        cluster.work = lambda config: write(config, [{"step": 2, "loss": 0.5}])
-        raise RolledBack("back to step 1")
+def test_rollback_goes_on_after_the_newest_good_checkpoint(cluster, tmp_path, sent):
+    folder, listener = tmp_path / "run", Listener()
+    event = GuardEvent(2, "drop", "loss", "fired", RESTORE, {"value": 2.0})
 
-    cluster.work = roll_back
-    start(tmp_path / "run", "trainer.logger=[lines]")
+    def fall_back(config):
+        write(config, [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 2.0}])
+        for step, good in ((1, True), (2, True)):  # the rule fired at the second
+            (folder / f"checkpoints/global_step_{step}/actor").mkdir(parents=True)
+            (folder / f"checkpoints/global_step_{step}/creditflow.json").write_text(json.dumps({"good": good}))
+        (folder / "checkpoints/latest_checkpointed_iteration.txt").write_text("2")
+        cluster.work = lambda config: write(config, [{"step": 2, "loss": 0.5}])
+        raise remote(GuardAction(event), 2)
+
+    cluster.work = fall_back
+    start(folder, "trainer.logger=[lines]", reporter=listener)
 
     assert sent == [(1, 1.0), (2, 2.0), (2, 0.5), "end"]
+    assert [row["loss"] for row in read_metrics(folder)] == [1.0, 0.5]
+    assert [line for line in listener.lines if "after step 1" in line or event.text in line] == [
+        event.text,
+        f"guard: goes on after step 1; what came after is kept in {folder}/rolled_back/1",
+        f"run folder: {folder}, goes on after step 1",
+    ]
+    assert [path.name for path in (folder / "checkpoints").glob("global_*")] == ["global_step_1"]
 
 
 def test_tracker_that_cannot_start_leaves_no_run(cluster, tmp_path, monkeypatch):

@@ -8,25 +8,27 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import itertools
 import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, NoReturn
 from uuid import uuid4
 
 from omegaconf import DictConfig, OmegaConf
 
+from creditflow._utils.files import write_whole
 from creditflow._utils.progress import Bar, Reporter, beside
-from creditflow.config import Recipe, model_of, trained_policies
+from creditflow.config import Config, Recipe, model_of, trained_policies, with_options
 from creditflow.engines.common import rollouts as common_rollouts
-from creditflow.engines.common.checkpoints import step_of
+from creditflow.engines.common.checkpoints import folder_of, remove_later, saved_steps, step_of
 from creditflow.engines.common.components import Components, build_components
-from creditflow.engines.common.guard import build_guard
+from creditflow.engines.common.guard import build_guard, roll_back
 from creditflow.engines.common.metrics import evaluation_line, status_line, warn_of_first_step
 from creditflow.engines.common.run import (
     FINISHED,
@@ -47,21 +49,20 @@ from creditflow.engines.verl.checks import validate
 from creditflow.engines.verl.configuration import as_yaml, checkpoints, compose
 from creditflow.engines.verl.overridden import expect_verl
 from creditflow.engines.verl.policies import rollout_devices
-from creditflow.engines.verl.recipe import KEY, NAME, TRAINER_PREFIX, read_run_handle, recipe_section
+from creditflow.engines.verl.recipe import KEY, LATEST, NAME, STATE, TRAINER_PREFIX, read_run_handle, recipe_section
 from creditflow.errors import ConfigError, CreditflowError, first_line, says_disk_full
 from creditflow.monitoring import GuardEvent
-from creditflow.monitoring.guard import RolledBack
+from creditflow.monitoring.guard import GuardAction
 from creditflow.monitoring.trackers.base import MakeReport
 from creditflow.monitoring.tracking import expect_installed
 from creditflow.rewards.builtin.judge import Judge
 from creditflow.rewards.registry import leaves
 from creditflow.runs import RunFolder
+from creditflow.runs.run_folder import rollbacks
 
-_NODES_POLL_S = 5.0
-"""The interval at which the cluster's machines are counted."""
 _AGAIN = "run the same command again to go on from the last checkpoint"
-_POLL_S = 0.5
-"""The interval at which the run's folder is read."""
+_POLL_S, _POLLS_OF_NODES = 0.5, 10
+"""The interval at which the run's folder is read, and the number of intervals after which machines are counted."""
 _MODEL = "actor_rollout_ref.model.path"
 _PACKAGES = ("verl", "ray", "TransferQueue", "torch", "transformers", "numpy")
 """Distributions with a version in `run.json`."""
@@ -102,14 +103,13 @@ def launch(
         while True:
             folder = _open_folder(config, components, run.run_folder, begun, total, reporter)
             try:
-                with (
-                    reporter.bar("train", total, "steps") as bar,
-                    _watching(folder, begun, _MetricsSink(bar, reporter, components, tracked)),
-                ):
-                    _run(config, reporter)
+                with reporter.bar("train", total, "steps") as bar:
+                    bar.skip(begun or 0)
+                    _run(config, reporter, _News(folder, bar, reporter, components, tracked))
                 break
-            except RolledBack as back:
-                reporter.say(str(back))
+            except GuardAction as error:
+                reporter.say(error.event.text)
+                reporter.say(_roll_back(error.event, folder, run.config))
                 config.trainer.resume_mode, config.trainer.resume_from_path = "auto", None
                 begun = _begun(config, run.run_folder, total)
         if make_report is not None:
@@ -186,20 +186,13 @@ def total_steps(config: DictConfig, n_tasks: int) -> int:
 
 def _bring_models(config: DictConfig, recipe: Recipe) -> None:
     """Create generated models and set absolute paths, so that all processes of the run find them."""
-    trained = trained_policies(recipe.config)
-    model_paths = {
-        name: _bring_model(model_of(recipe.config, name)[0], partial(model_folder, recipe, name)) for name in trained
-    }
-    changed = recipe.config.model_copy(deep=True)
-    section = changed.actor_rollout_ref
-    for name, folder in model_paths.items():
-        if model_of(recipe.config, name)[1] == _MODEL:
-            section.model.path = folder
-        else:
-            changed.policies[name].model.path = folder
-    config[KEY] = recipe_section(replace(recipe, config=changed).absolute(), read_run_handle(config).run_folder)
+    trained, paths = trained_policies(recipe.config), dict[str, str]()
+    for name in trained:
+        path, key = model_of(recipe.config, name)
+        paths[key] = _bring_model(path, partial(model_folder, recipe, name))
+    config[KEY] = recipe_section(with_options(recipe, paths).absolute(), read_run_handle(config).run_folder)
     # With several policies, that of the first; verl's agent-loop workers load its tokenizer.
-    OmegaConf.update(config, _MODEL, next(iter(model_paths.values())))
+    OmegaConf.update(config, _MODEL, next(iter(paths.values())))
     if (path := recipe.config.critic.model.path) is not None:
         OmegaConf.update(config, "critic.model.path", _bring_model(path, lambda: critic_folder(recipe, trained[0])[0]))
 
@@ -222,7 +215,7 @@ def _begun(config: DictConfig, path: Path, total: int) -> int | None:
     resumed = step_of(path, named) if mode == "resume_path" else None
     if read_facts(path, NAME) is None:
         return None
-    latest = checkpoints(path) / "latest_checkpointed_iteration.txt"
+    latest = checkpoints(path) / LATEST
     if mode == "disable":
         raise folder_error(path, "already, and trainer.resume_mode is disable")
     if resumed is None and not latest.exists():
@@ -241,16 +234,37 @@ def _open_folder(
         folder = create_folder(recipe, path, run_facts(recipe, NAME, _PACKAGES, **now), reporter)
     else:
         folder = RunFolder.open(path)
+        remove_later(path, begun)
+        folder.rewind(begun)
         reporter.say(f"run folder: {folder.path}, goes on after step {begun}")
         say_changes(facts, recipe, now, reporter)
     folder.write_text("verl.yaml", as_yaml(config))
     return folder
 
 
+def _roll_back(event: GuardEvent, folder: RunFolder, config: Config) -> str:
+    """Roll the run back to its newest good checkpoint; returns the message for the user. Raises GuardStop."""
+    path, partners = folder.path, trained_policies(config)[1:]
+    latest = checkpoints(path) / LATEST
+    newest = min(int(latest.read_text()), event.step - 1) if latest.is_file() else 0
+
+    def newest_good() -> int | None:
+        for step in saved_steps(path):
+            models = [folder_of(path, step), *(folder_of(path, step) / "policies" / name for name in partners)]
+            # verl removes the models of old checkpoints (`max_actor_ckpt_to_keep`), so their folders are incomplete.
+            whole = (models[0] / STATE).is_file() and all((model / "actor").is_dir() for model in models)
+            if step <= newest and whole and json.loads((models[0] / STATE).read_text())["good"]:
+                write_whole(latest, methodcaller("write_text", str(step)))  # verl resumes from it
+                return step
+        return None
+
+    return roll_back(event, folder, len(rollbacks(path)), config.guard.max_rollbacks, newest_good, remove_later)
+
+
 # Running and watching
 
 
-def _run(config: DictConfig, reporter: Reporter) -> None:
+def _run(config: DictConfig, reporter: Reporter, news: _News) -> None:
     """Start verl's `run_ppo` with creditflow's task runner, and always clean up on Ray afterwards."""
     import ray
     from ray.exceptions import RayActorError, RayTaskError
@@ -267,7 +281,7 @@ def _run(config: DictConfig, reporter: Reporter) -> None:
     # Standard output is for results. Output of verl and, with log_to_driver, of Ray's workers is redirected.
     talks = config.ray_kwargs.ray_init.get("log_to_driver")
     try:
-        with contextlib.redirect_stdout(sys.stderr if talks else io.StringIO()), _watching_nodes(name, token) as lost:
+        with contextlib.redirect_stdout(sys.stderr if talks else io.StringIO()), _watching(news, name, token) as lost:
             # One core, as in verl's recipes.
             run_ppo(config, task_runner_class=ray.remote(num_cpus=1, name=name)(TaskRunner))
     except (RayTaskError, RayActorError) as error:
@@ -281,7 +295,9 @@ def _run(config: DictConfig, reporter: Reporter) -> None:
             ray.shutdown()
         else:
             _kill(name)
-            _give_back_devices(token)
+            for group in _placement_groups(token):  # Ray otherwise keeps them until the whole job ends
+                ray.util.remove_placement_group(ray.util.get_placement_group(group["name"]))
+        news.show()
 
 
 def _kill(driver: str) -> None:
@@ -309,28 +325,30 @@ def _raise_reason(error: Exception, advice: str) -> NoReturn:
 
 
 @contextlib.contextmanager
-def _watching_nodes(driver: str, token: str) -> Iterator[list[str]]:
-    """Kill the `driver` if a machine with devices of the run is lost; yields the addresses of lost machines.
+def _watching(news: _News, driver: str, token: str) -> Iterator[list[str]]:
+    """Show the news of a run from a thread, and kill its `driver` if a machine with devices of the run is lost.
 
-    The driver may wait without limit for a process of such a machine: neither TransferQueue nor gloo detects it.
+    Yields the addresses of lost machines. The driver may wait without limit for a process of such a machine: neither
+    TransferQueue nor gloo detects it.
     """
     import ray
 
     lost, seen = list[str](), dict[str, str]()
 
     def watch(over: threading.Event) -> None:
-        while not over.wait(_NODES_POLL_S):
-            if not ray.is_initialized():
+        polls = itertools.count(1)
+        while not over.wait(_POLL_S):
+            news.show()
+            if next(polls) % _POLLS_OF_NODES or lost or not ray.is_initialized():
                 continue
             alive = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
-            if missing := seen.keys() - alive.keys():
-                lost.extend(sorted(seen[node] for node in missing))
+            lost.extend(sorted(seen[node] for node in seen.keys() - alive.keys()))
+            if lost:
                 _kill(driver)
-                return
             for group in _placement_groups(token):
                 seen.update({node: alive[node] for node in group["bundles_to_node_id"].values() if node in alive})
 
-    with beside(watch, "creditflow-nodes"):
+    with beside(watch, "creditflow-progress"):
         yield lost
 
 
@@ -338,16 +356,8 @@ def _placement_groups(token: str) -> list[dict[str, Any]]:
     """The placement groups of the run, which hold its devices."""
     import ray
 
-    return [group for group in ray.util.placement_group_table().values() if token in group["name"]]
-
-
-def _give_back_devices(token: str) -> None:
-    """Remove the run's placement groups, which Ray otherwise keeps until the whole job ends."""
-    import ray
-
-    for group in _placement_groups(token):
-        if group["state"] != "REMOVED":
-            ray.util.remove_placement_group(ray.util.get_placement_group(group["name"]))
+    groups = ray.util.placement_group_table().values()
+    return [group for group in groups if token in group["name"] and group["state"] != "REMOVED"]
 
 
 _BACKENDS = ("gloo", "NCCL", "TCPStore")
@@ -373,89 +383,46 @@ def _cause(error: BaseException) -> BaseException:
     return error
 
 
-@dataclass(frozen=True)
-class _MetricsSink:
-    """Receives a run's metrics: prints them like the local engine, and sends them to the run's trackers."""
+class _News:
+    """New metrics and events of a run's folder, printed like the local engine's and sent to the run's trackers."""
 
-    bar: Bar
-    reporter: Reporter
-    components: Components
-    tracked: FolderTrackers
+    def __init__(
+        self, folder: RunFolder, bar: Bar, reporter: Reporter, components: Components, tracked: FolderTrackers
+    ) -> None:
+        self.bar, self.reporter, self.components, self.tracked = bar, reporter, components, tracked
+        self.metrics, self.events = NewLines(folder.path / "metrics.jsonl"), NewLines(folder.path / "events.jsonl")
 
-    def send(self, row: Mapping[str, Any]) -> None:
-        """Print and send one line of `metrics.jsonl`, of a training step or of a validation alone."""
-        step = int(row["step"])
-        numbers = {key: value for key, value in row.items() if value is not None and key != "step"}
-        validated = {key: value for key, value in numbers.items() if key.startswith("val/")}
-        if trained := {key: value for key, value in numbers.items() if key not in validated}:
-            if step == 1:
-                warn_of_first_step(numbers, self.components, self.tracked.folder, self.reporter)
-            self.bar.advance(status=status_line(trained))
-        if validated:
-            when = "before training" if step == 0 else f"after step {step}"
-            self.reporter.say(evaluation_line(validated, when, self.components))
-        self.tracked.send_step(step, numbers)
-
-
-@contextlib.contextmanager
-def _watching(folder: RunFolder, begun: int | None, sink: _MetricsSink) -> Iterator[None]:
-    """Print and send new metrics and events of the folder from a thread, while the calling thread waits for Ray.
-
-    A rollback moves the lines of later steps aside, some of them before they were read: these are sent from there.
-    """
-    metrics, events = NewLines(folder.path / "metrics.jsonl"), NewLines(folder.path / "events.jsonl")
-    aside = set(_set_aside(folder))
-    if begun:
-        sink.bar.skip(begun)
-
-    def watch(over: threading.Event) -> None:
-        last = False
-        while not last:
-            last = over.wait(_POLL_S)
-            for row in metrics.rows():
-                if begun is None or row["step"] >= begun:  # the others were sent before the run resumed
-                    sink.send(row)
-            for row in events.rows():
-                sink.reporter.say(GuardEvent.from_dict(row).text)
-
-    try:
-        with beside(watch, "creditflow-progress"):
-            yield
-    finally:
-        for file in _set_aside(folder):
-            if file not in aside:
-                for row in metrics.unread(file.read_bytes()):
-                    sink.send(row)
-
-
-def _set_aside(folder: RunFolder) -> list[Path]:
-    """The metrics of steps that rollbacks have discarded."""
-    return sorted(folder.path.glob("rolled_back/*/metrics.jsonl"))
+    def show(self) -> None:
+        """Print and send what is new: lines of a training step, of a validation alone, and of the guard."""
+        for row in self.metrics.rows():
+            step = int(row["step"])
+            numbers = {key: value for key, value in row.items() if value is not None and key != "step"}
+            validated = {key: value for key, value in numbers.items() if key.startswith("val/")}
+            if trained := {key: value for key, value in numbers.items() if key not in validated}:
+                if step == 1:
+                    warn_of_first_step(numbers, self.components, self.tracked.folder, self.reporter)
+                self.bar.advance(status=status_line(trained))
+            if validated:
+                when = "before training" if step == 0 else f"after step {step}"
+                self.reporter.say(evaluation_line(validated, when, self.components))
+            self.tracked.send_step(step, numbers)
+        for row in self.events.rows():
+            self.reporter.say(GuardEvent.from_dict(row).text)
 
 
 class NewLines:
-    """The complete lines that a JSON lines file gains from now on, even if it is rewritten."""
+    """The complete lines that a JSON lines file gains from now on."""
 
     def __init__(self, file: Path) -> None:
-        self._file, self._seen = file, set[bytes]()
-        self._inode, self._end = 0, 0
-        self.rows()
+        self._file, self._end = file, file.stat().st_size if file.exists() else 0
 
     def rows(self) -> list[dict[str, Any]]:
         """The lines added since the last call."""
         if not self._file.exists():
             return []
         with self._file.open("rb") as file:
-            if os.fstat(file.fileno()).st_ino != self._inode:  # rewritten: most of its lines are known
-                self._inode, self._end = os.fstat(file.fileno()).st_ino, 0
             file.seek(self._end)
             text = file.read()
         whole = text[: text.rfind(b"\n") + 1]
         self._end += len(whole)
-        return self.unread(whole)
-
-    def unread(self, text: bytes) -> list[dict[str, Any]]:
-        """The lines of `text` that were not returned before."""
-        new = [line for line in text.splitlines() if line not in self._seen]
-        self._seen.update(new)
-        return [json.loads(line) for line in new]
+        return [json.loads(line) for line in whole.splitlines()]

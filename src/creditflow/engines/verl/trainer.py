@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partialmethod
-from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +40,8 @@ from creditflow.credit.analysis.metrics import batch_stats
 from creditflow.credit.history import History
 from creditflow.data import TrajectoryBatch
 from creditflow.data.table import batch_of, table_of
-from creditflow.engines.common.checkpoints import folder_of, remove_later, saved_steps
 from creditflow.engines.common.components import load_functions
-from creditflow.engines.common.guard import build_guard, control_state, load_control_state, roll_back, run_guard
+from creditflow.engines.common.guard import build_guard, control_state, load_control_state, run_guard
 from creditflow.engines.common.metrics import staleness_metrics, step_metrics, update_threshold, val_metrics
 from creditflow.engines.common.run import FINISHED
 from creditflow.engines.verl.agent_loop import CreditflowAgentLoopManager
@@ -51,22 +49,18 @@ from creditflow.engines.verl.buffer import RolloutBuffer
 from creditflow.engines.verl.options import MODES
 from creditflow.engines.verl.policies import policy_configs, rollout_devices
 from creditflow.engines.verl.policy_trainer import PartnerPolicy, PolicyTrainer
-from creditflow.engines.verl.recipe import NAME, TRAINER_PREFIX, read_run_handle
-from creditflow.engines.verl.rollouts import RolloutRecords, expect_no_mistake, partition, take
+from creditflow.engines.verl.recipe import NAME, STATE, TRAINER_PREFIX, read_run_handle
+from creditflow.engines.verl.rollouts import RolloutRecords, expect_no_mistake, partition, record_tags, take
 from creditflow.engines.verl.rows import VerlRows, concatenate_rows, delete_rows, delete_unfinished, select
 from creditflow.errors import ConfigError, CreditflowError, TooManyFailedScores, first_line
-from creditflow.monitoring import Evaluation, GuardEvent
-from creditflow.monitoring.guard import RolledBack
+from creditflow.monitoring import Evaluation
+from creditflow.monitoring.guard import GuardAction
 from creditflow.monitoring.memory import forget_peak, peak_gib
 from creditflow.monitoring.notices import failure_events, rollout_events
 from creditflow.rewards.manager import expect_few_failures
 from creditflow.runs import RunFolder
 from creditflow.runs.run_folder import log_failures, read_metrics, rollbacks
 
-_STATE = "creditflow.json"
-"""The file with creditflow's state in a verl checkpoint."""
-_LATEST = "latest_checkpointed_iteration.txt"
-"""verl's file that names the newest checkpoint."""
 _CORES_A_DEVICE, _CORES_A_ROLLOUT_DEVICE = ResourcePoolManager.max_colocate_count, 2
 """verl's numbers; the second for devices of rollouts alone (`RolloutReplica.init_standalone`)."""
 _CORES_BESIDE = 2
@@ -79,6 +73,8 @@ class CreditflowTrainer(PolicyTrainer):
     A mix-in, as `PolicyTrainer`.
     """
 
+    replay_buffer: RolloutBuffer
+
     def __init__(self, config: Any) -> None:
         run = read_run_handle(config)
         with open_dict(config):  # verl compares the mode's name in several places
@@ -90,14 +86,18 @@ class CreditflowTrainer(PolicyTrainer):
         self.partners: list[PartnerPolicy] = []
         super().__init__(configs[lead], lead, place=0)
         self.folder = RunFolder(run.run_folder)
-        self.options = run.config.credit
-        self.limits = run.config
-        self.threshold = self.options.propagation.make_threshold(tuple(run.config.team.agents))
+        self.threshold = run.config.credit.propagation.make_threshold(tuple(run.config.team.agents))
         self.history = History()
         self.guard = build_guard(run.config, run.recipe.folder, load_functions(run.recipe), NAME)
-        self.needs_critic = self.options.estimator.critic
+        rollout = run.config.actor_rollout_ref.rollout
+        self.replay_buffer = RolloutBuffer.from_replay_buffer(
+            self.replay_buffer,
+            self._expect_workers,
+            rollout.min_complete_frac,
+            config.data.train_batch_size * rollout.n,
+        )
         self._own_metrics: dict[str, float] = {}
-        self._rollbacks = 0
+        self._rollbacks = len(rollbacks(run.run_folder))
 
     @property
     def trainers(self) -> list[PolicyTrainer]:
@@ -106,16 +106,10 @@ class CreditflowTrainer(PolicyTrainer):
 
     # Overrides of verl's hooks: setup, weights, checkpoints.
 
-    def _build_replay_buffer(self) -> Any:
-        complete = self.run.config.actor_rollout_ref.rollout.min_complete_frac
-        rollouts = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
-        buffer = super()._build_replay_buffer()
-        return RolloutBuffer.from_replay_buffer(buffer, self._expect_workers, complete, rollouts)
-
     def _expect_workers(self) -> None:
         self.agent_loop_manager.expect_alive()
         if self.trainer_mode != "sync":  # a group that failed may be replaced before anyone takes its records
-            expect_no_mistake(partition(validate=False))
+            expect_no_mistake(record_tags(partition(validate=False)).values())
 
     def _setup(self) -> None:
         super()._setup()
@@ -146,14 +140,6 @@ class CreditflowTrainer(PolicyTrainer):
                 partner.global_steps, partner.timing_raw = self.global_steps, getattr(self, "timing_raw", {})
                 getattr(partner, hook)()
 
-    on_init_end = partialmethod(_call_hook, "on_init_end")
-    on_step_begin = partialmethod(_call_hook, "on_step_begin")
-    on_step_end = partialmethod(_call_hook, "on_step_end")
-    on_sample_begin = partialmethod(_call_hook, "on_sample_begin")
-    on_sample_end = partialmethod(_call_hook, "on_sample_end")
-    on_validate_begin = partialmethod(_call_hook, "on_validate_begin")
-    on_validate_end = partialmethod(_call_hook, "on_validate_end")
-
     def _checkpoint(self) -> Path:
         return Path(self.config.trainer.default_local_dir).absolute() / f"global_step_{self.global_steps}"
 
@@ -166,11 +152,8 @@ class CreditflowTrainer(PolicyTrainer):
         super()._save_checkpoint()  # last, because it marks the checkpoint as complete
 
     def _save_state(self, folder: Path) -> None:
-        state = {
-            **control_state(self.threshold, self.guard, self.history),
-            "trainer_mode": self.trainer_mode,
-        }
-        write_whole(folder / _STATE, lambda path: path.write_text(json.dumps(state) + "\n"))
+        state = control_state(self.threshold, self.guard, self.history) | {"trainer_mode": self.trainer_mode}
+        write_whole(folder / STATE, lambda path: path.write_text(json.dumps(state) + "\n"))
 
     def _save_state_again(self) -> None:
         """Rewrite the state of this step's checkpoint, which was saved before all results existed."""
@@ -181,7 +164,7 @@ class CreditflowTrainer(PolicyTrainer):
         super()._load_checkpoint()
         if self.global_steps == 0:
             return
-        state = json.loads((self._checkpoint() / _STATE).read_text())
+        state = json.loads((self._checkpoint() / STATE).read_text())
         if (mode := state.get("trainer_mode", "sync")) != self.trainer_mode:
             raise CreditflowError(
                 f"{self._checkpoint()}: trainer.v1.trainer_mode: expected {mode}, as the run began, because the "
@@ -190,9 +173,6 @@ class CreditflowTrainer(PolicyTrainer):
         if mode != "sync":
             delete_unfinished(partition(validate=False))
         self.history = load_control_state(state, self.threshold, self.guard)
-        remove_later(self.folder.path, self.global_steps)
-        self.folder.rewind(self.global_steps)
-        self._rollbacks = len(rollbacks(self.folder.path))
         last, every = self.global_steps >= self.total_training_steps, self.config.trainer.test_freq
         due = every > 0 and (last or self.global_steps % every == 0)
         done = any("val/pass_at_1" in row for row in read_metrics(self.folder.path) if row["step"] == self.global_steps)
@@ -210,8 +190,8 @@ class CreditflowTrainer(PolicyTrainer):
         batch = rollouts.batch
         with marked_timer("propagation", timing_raw):
             # The selection of trained steps does not depend on the critic's values, which are computed later.
-            values_T = np.zeros(int(batch.token_offsets[-1])) if self.needs_critic else None
-            options, threshold = self.guard.options(self.options), self.guard.threshold(self.threshold)
+            values_T = np.zeros(int(batch.token_offsets[-1])) if self.use_critic else None
+            options, threshold = self.guard.options(self.run.config.credit), self.guard.threshold(self.threshold)
             assignment = assign(batch, options, values_T=values_T, threshold=threshold, history=self.history)
         row_keys, steps = rollouts.row_keys([trainer.policy for trainer in self.trainers])
         columns = VerlRows.from_batch(row_keys, steps, batch)
@@ -258,8 +238,8 @@ class CreditflowTrainer(PolicyTrainer):
         buffer = self.replay_buffer
         rows, sampling_metrics = buffer.sample(self.global_steps, "train", n_tasks)
         metrics.update(sampling_metrics)
-        expected = len(buffer.selected) * self.limits.actor_rollout_ref.rollout.n
-        rollouts = take(partition(validate=False), expected, buffer.selected, buffer.unfinished, buffer.received)
+        expected = len(buffer.selected) * self.run.config.actor_rollout_ref.rollout.n
+        rollouts = take(partition(validate=False), expected, buffer.selected, buffer.unfinished)
         try:
             self._expect_few_failures(rollouts, validation=False)
         except TooManyFailedScores:
@@ -275,12 +255,12 @@ class CreditflowTrainer(PolicyTrainer):
         infos = list(zip(rollouts.batch.trajectory_ids, rollouts.batch.trajectory_info, strict=True))
         self.folder.append_failures(self.global_steps, infos)
         try:
-            rollouts.expect_few_failures(self.limits.actor_rollout_ref.rollout.max_failed_frac)
+            rollouts.expect_few_failures(self.run.config.actor_rollout_ref.rollout.max_failed_frac)
             past = self.folder.events()
             events = rollout_events(rollouts.batch, self.global_steps, past, validation=validation)
             events += failure_events(rollouts.report, self.global_steps, past)
             self.folder.append_events(event.to_dict() for event in events)
-            expect_few_failures(rollouts.report, self.limits.reward.max_failed_frac)
+            expect_few_failures(rollouts.report, self.run.config.reward.max_failed_frac)
         except CreditflowError as error:
             log_failures(error, self.folder, self.global_steps, infos)
             raise
@@ -307,55 +287,30 @@ class CreditflowTrainer(PolicyTrainer):
         timing_raw = {"update": update_s, **timing_raw}
         metrics.update({f"timing/{_TIMING.get(name, name)}_s": seconds for name, seconds in timing_raw.items()})
         metrics["throughput/trainer_idle_frac"] = timing_raw.get("gen", 0.0) / timing_raw["step"]
-        for name in ("actor", "critic") if self.needs_critic else ("actor",):
+        for name in ("actor", "critic") if self.use_critic else ("actor",):
             norms = [value for key, value in metrics.items() if key.endswith(f"{name}/grad_norm")]
             skipped = sum(not math.isfinite(norm) for norm in norms)  # by verl's optimizer
             metrics[f"{name}/skipped_updates"] = float(skipped)
         metrics["memory/peak_gib"] = peak_gib()
         forget_peak()
-        action = self._run_guard(numbers(metrics))
-        metrics.update(self.guard.metrics() | {"guard/rollbacks": float(self._rollbacks)})
-        self.folder.append_metrics(global_steps, numbers(metrics))
-        if action is not None:
-            self._apply_guard_action(action)
+        self._run_guard(metrics, training=True)
 
-    def _run_guard(self, metrics: Mapping[str, float]) -> GuardEvent | None:
-        """Run the guard on the metrics and record its events.
+    def _run_guard(self, metrics: dict[str, Any], *, training: bool) -> None:
+        """Run the guard on the metrics of a training step or an evaluation, and record both.
 
-        Returns the event that the engine must act on.
+        Raises GuardAction with an event that the launcher must act on.
         """
-        _, action = run_guard(self.guard, self.global_steps, metrics, self.folder)
+        _, action = run_guard(self.guard, self.global_steps, numbers(metrics), self.folder)
         self._save_state_again()
-        return action
-
-    def _apply_guard_action(self, action: GuardEvent) -> None:
-        """Roll the run folder back to the last good checkpoint and end this attempt.
-
-        Raises RolledBack, after which the launcher starts again; or GuardStop.
-        """
-        limit = self.limits.guard.max_rollbacks
-        message = roll_back(action, self.folder, self._rollbacks, limit, self._good_checkpoint, remove_later)
-        raise RolledBack(message)
-
-    def _good_checkpoint(self) -> int | None:
-        """Make verl resume from the newest complete checkpoint that the guard marked as good; returns its step.
-
-        verl removes the models of old checkpoints (`max_actor_ckpt_to_keep`), so their folders are incomplete.
-        """
-        latest = self._checkpoint().with_name(_LATEST)
-        newest = min(int(latest.read_text()), self.global_steps - 1) if latest.is_file() else 0
-        for step in saved_steps(self.folder.path):
-            folder = folder_of(self.folder.path, step)
-            models = [folder, *(folder / "policies" / partner.policy for partner in self.partners)]
-            whole = (folder / _STATE).is_file() and all((model / "actor").is_dir() for model in models)
-            if step <= newest and whole and json.loads((folder / _STATE).read_text())["good"]:
-                write_whole(latest, methodcaller("write_text", str(step)))
-                return step
-        return None
+        if training:
+            metrics.update(self.guard.metrics() | {"guard/rollbacks": float(self._rollbacks)})
+        self.folder.append_metrics(self.global_steps, numbers(metrics))
+        if action is not None:
+            raise GuardAction(action)
 
     def _validate(self) -> dict[str, float]:
         """Run the validation tasks as `rollout.val_kwargs` configures, and once greedily."""
-        kwargs = self.limits.actor_rollout_ref.rollout.val_kwargs
+        kwargs = self.run.config.actor_rollout_ref.rollout.val_kwargs
         sampling = kwargs.do_sample and kwargs.temperature > 0
         n = kwargs.n if sampling else 1
         greedy = self._evaluation_trajectories(1, greedy=True)
@@ -363,10 +318,7 @@ class CreditflowTrainer(PolicyTrainer):
         evaluation = Evaluation.from_batches(sampled, greedy, n)
         metrics = val_metrics(evaluation)
         if not hasattr(self, "timing_raw"):  # before the first training step, to whose metrics verl would add them
-            action = self._run_guard(metrics)
-            self.folder.append_metrics(self.global_steps, metrics)
-            if action is not None:
-                self._apply_guard_action(action)
+            self._run_guard(metrics, training=False)
         if self.global_steps == 0:
             return metrics
         update_threshold(self.threshold, evaluation)
@@ -395,7 +347,7 @@ class CreditflowTrainer(PolicyTrainer):
             tq.kv_batch_put(keys=uids, partition_id="val", tags=tags)
             self.agent_loop_manager.generate_sequences(batch)
             self.replay_buffer.sample(global_steps=self.global_steps, partition_id="val", batch_size=size)
-            rollouts = take(partition(validate=True), size * n, set(uids), received=self.replay_buffer.received)
+            rollouts = take(partition(validate=True), size * n, set(uids))
             if rollouts.lost:
                 raise CreditflowError(
                     f"{rollouts.lost} of {rollouts.expected} validation trajectories left no record; Ray's logs say why"
@@ -408,8 +360,11 @@ class CreditflowTrainer(PolicyTrainer):
 BASES = dict(zip(MODES, (PPOTrainerSync, PPOTrainerColocateAsync, PPOTrainerSeparateAsync), strict=True))
 """verl's trainer of each mode."""
 PARTNERS = {mode: type(PartnerPolicy.__name__, (PartnerPolicy, base), {}) for mode, base in BASES.items()}
+_HOOKS = [f"on_{what}_{when}" for what in ("step", "sample", "validate") for when in ("begin", "end")] + ["on_init_end"]
+"""verl's hooks that run for every trained policy."""
 for _mode, _base in BASES.items():
-    register_trainer(TRAINER_PREFIX + _mode)(type(CreditflowTrainer.__name__, (CreditflowTrainer, _base), {}))
+    _hooks = {hook: partialmethod(CreditflowTrainer._call_hook, hook) for hook in _HOOKS}
+    register_trainer(TRAINER_PREFIX + _mode)(type(CreditflowTrainer.__name__, (CreditflowTrainer, _base), _hooks))
 
 
 class TaskRunner(TaskRunnerV1.__ray_metadata__.modified_class.__ray_actor_class__):  # type: ignore[misc]
