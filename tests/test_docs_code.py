@@ -57,6 +57,18 @@ def test_page_code_runs_as_printed(page, tmp_path):
         assert printed in shown
 
 
+@pytest.mark.parametrize("place", range(3))
+def test_own_trainer_example_is_complete(place):
+    blocks = BLOCK.findall((DOCS / "how_to" / "own_trainer.md").read_text())
+    code = [text for _, language, text in blocks if language == "python"][place]
+    shown = [text for _, language, text in blocks if not language][place]
+    assert len(code.splitlines()) <= 25
+    allowed = {"torch"} if "import torch" in code else set()
+    code += f"import sys\nassert {{'omegaconf', 'pyarrow', 'pydantic', 'torch'}} & {{*sys.modules}} <= {allowed}"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.startswith(shown)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", LONG, ids=lambda page: page.stem)
 def test_long_page_runs_as_printed(page, tmp_path):

@@ -12,7 +12,7 @@ from creditflow.rewards.registry import outcome, reward
 
 if TYPE_CHECKING:
     from creditflow.config import credit_options
-    from creditflow.credit import Assignment, CreditOptions, assign
+    from creditflow.credit import Assignment, CreditOptions, assign, explain
     from creditflow.rewards import RewardManager
     from creditflow.rollout import Reply, Team
     from creditflow.runs import Ledger
@@ -21,7 +21,7 @@ __getattr__ = attach(
     __name__,
     {
         "creditflow.config": ("credit_options",),
-        "creditflow.credit": ("Assignment", "CreditOptions", "assign"),
+        "creditflow.credit": ("Assignment", "CreditOptions", "assign", "explain"),
         "creditflow.rewards": ("RewardManager",),
         "creditflow.rollout": ("Reply", "Team"),
         "creditflow.runs": ("Ledger",),
@@ -45,6 +45,7 @@ __all__ = [
     "TrajectoryBatch",
     "assign",
     "credit_options",
+    "explain",
     "outcome",
     "reward",
 ]

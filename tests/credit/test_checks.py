@@ -51,15 +51,17 @@ def test_empty_batch_raises(trajectories):
     [
         (
             lambda b: {"edge_child": b.edge_parent, "edge_parent": b.edge_child},
-            "OrderError: step t0.0: expected parents that came before it, got t0.1",
+            "OrderError: edges: step t0.0 of trajectory t0: expected parents that came before it, "
+            "got step t0.1 of trajectory t0",
         ),
         (
             lambda b: {"edge_parent": changed(b.edge_parent, -1, 2)},
-            "BatchError: step t1.1: expected parents in its own trajectory t1, got t0.2 of t0",
+            "BatchError: edges: step t1.1 of trajectory t1: expected parents in its own trajectory, "
+            "got step t0.2 of trajectory t0",
         ),
         (
             lambda b: {"edge_parent": changed(b.edge_parent, b.edge_child == 2, 1)},
-            "BatchError: step t0.2: expected each parent once, got t0.1 twice",
+            "BatchError: edges: step t0.2 of trajectory t0: expected each parent once, got step t0.1 of trajectory t0",
         ),
         (
             lambda b: {"edge_parent": changed(b.edge_parent, 0, -1)},
@@ -79,7 +81,7 @@ def test_empty_batch_raises(trajectories):
         ),
         (
             lambda b: {"edge_child": b.edge_child[::-1], "edge_parent": b.edge_parent[::-1]},
-            "OrderError: edge 1: expected edges sorted by child, got one of t0.2 after one of t1.1",
+            "OrderError: edges: expected edges sorted by child, got step t0.2 of trajectory t0 after a later one",
         ),
         (lambda b: {"prompts": None}, "ShapeError: column prompts: expected shape (5,), got None"),
         (
@@ -207,7 +209,7 @@ def test_ok_score_with_an_empty_range_raises(limits):
 def test_cycle_of_steps_is_refused():
     good = batch_of(make_trajectory("t0", [step("a"), step("b"), step("c")], 1.0))
     circle = replace(good, edge_child=np.array([0, 1, 2]), edge_parent=np.array([2, 0, 1]))
-    with pytest.raises(OrderError, match=r"step t0\.0: expected parents that came before it, got t0\.2"):
+    with pytest.raises(OrderError, match=r"step t0\.0 of .*: expected parents that came before it, got step t0\.2"):
         assign(circle, credit_options())
 
 

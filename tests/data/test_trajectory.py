@@ -1,15 +1,18 @@
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from creditflow.credit import assign
 from creditflow.data import Score, Step, Task, Trajectory, TrajectoryBatch, read_parquet, validate, write_parquet
 from creditflow.errors import BatchError, ConfigError
-from tests import builders
-from tests.builders import batch_of, credit_options, step
+from tests.builders import credit_options
+from tests.strategies import assert_same
 
 
 def make_trajectory() -> Trajectory:
@@ -218,33 +221,55 @@ ARRAYS = {
     ("arrays", "message"),
     [
         ({"trajectory_of_step": [0, 1, 0]}, "trajectory_of_step: expected non-decreasing indices from 0 to 1"),
-        ({"trajectory_of_step": [[0, 0, 1]]}, "trajectory_of_step: expected an array of 1 dimensions, got shape"),
-        ({"trajectory_of_step": ["a", "a", "b"]}, "trajectory_of_step: expected whole numbers, got list"),
-        ({"trajectory_of_step": [0, 0, 0]}, "indices from 0 to 1, none left out"),
+        ({"trajectory_of_step": [[0, 0, 1]]}, "trajectory_of_step: expected an array of 1 dimensions: .* got shape"),
+        ({"trajectory_of_step": [0, 1, 0]}, "got 0 at step 2; order the steps by trajectory"),
+        (
+            {"trajectory_of_step": ["a", "a", "b"]},
+            "trajectory_of_step: expected indices of trajectories such as",
+        ),
+        ({"trajectory_of_step": [0, 0, 0]}, "indices from 0 to 1, none left out, for 2 outcomes, got 0 at step 2"),
+        ({"trajectory_of_step": [1, 1, 2]}, "got 1 at step 0"),
+        ({"trajectory_of_step": [-1, 0, 1]}, "got -1 at step 0"),
+        ({"trajectory_of_step": []}, "got no steps; .* leave out trajectories without steps"),
         ({"group_of_trajectory": [0.5, 0.5]}, "group_of_trajectory: expected whole numbers or texts, got list"),
         ({"group_of_trajectory": np.array(["a", 1], dtype=object)}, "expected whole numbers or texts, got an array"),
         ({"group_of_trajectory": [["a"], ["a"]]}, r"group_of_trajectory: .* got shape \(2, 1\)"),
+        ({"group_of_trajectory": None}, r"group_of_trajectory: .* whole numbers or texts, got shape \(\)"),
         ({"group_of_trajectory": [0]}, r"group_of_trajectory: expected shape \(2,\), got \(1,\)"),
-        ({"outcome": [1.0, None]}, "outcome: expected numbers, got list"),
+        ({"outcome": [1.0, None]}, "outcome: expected numbers, NaN for an unknown one, got list"),
         ({"outcome": [np.nan, np.nan]}, "outcome: expected a known value of at least one trajectory, or scores"),
-        ({"outcome": [1.0, 2.0]}, r"outcome: expected values in outcome_range \(0.0, 1.0\)"),
+        ({"outcome": [1.0, 2.0]}, r"in outcome_range \(0.0, 1.0\), got 2.0; pass the lowest"),
         ({"outcome_range": (1.0, 0.0)}, "outcome_range: expected a range of finite numbers"),
         ({"agent_of_step": [0, 0, 2], "agent_names": ["a", "b"]}, "entry 2: expected an index from 0 to 1, got 2"),
         ({"agent_of_step": [0, -1, 0]}, "agent_of_step, entry 1: expected an index from 0 to 0, got -1"),
         ({"agent_of_step": [0, 0]}, r"agent_of_step: expected shape \(3,\), got \(2,\)"),
-        ({"scores": [0.5, 0.5, 0.5]}, "scores: expected an array of 2 dimensions"),
+        ({"agent_of_step": ["a", 0, "a"]}, "agent_of_step: expected indices into agent_names, or names, got list"),
+        ({"agent_of_step": ["a"] * 3, "agent_names": ["a"]}, "agent_names: expected none, since agent_of_step has"),
+        ({"agent_names": "a"}, "agent_names: expected a list of texts, got str 'a'"),
+        ({"scores": [[[0.5]]] * 3}, "scores: expected an array of 1 or 2 dimensions"),
+        ({"scores": [0.5, None, 0.5]}, "scores: expected numbers, NaN for a step without a score, got list"),
+        ({"scores": [0.5]}, r"scores: expected shape \(3, 1\), got \(1, 1\)"),
         ({"scores": [[0.5], [0.5]]}, r"scores: expected shape \(3, 1\), got \(2, 1\)"),
         ({"scores": [[0.5], [1.5], [0.5]]}, "step 0/1, score score_0: expected a value from 0 to 1"),
         ({"scores": [[0.5]] * 3, "score_names": ["f", "g"]}, r"scores: expected shape \(3, 2\), got \(3, 1\)"),
-        ({"edges": [[0, 1]]}, "step 0/0: expected parents that came before it, got 0/1"),
-        ({"edges": [[2, 1]]}, "step 1/0: expected parents in its own trajectory 1, got 0/1 of 0"),
+        ({"edges": [[0, 1]]}, "edges: step 0/0 of .*: expected parents that came before it, got step 0/1"),
+        ({"edges": [[1, 0], [1, 0]]}, "edges: step 0/1 of .*: expected each parent once, got step 0/0"),
+        ({"edges": [[1, -1]]}, "edge_parent, entry 0: expected an index from 0 to 2, got -1"),
+        ({"edges": [[2, 1]]}, "parents in its own trajectory, got step 0/1 of trajectory 0"),
         ({"edges": [[1, 3]]}, "edge_parent, entry 0: expected an index from 0 to 2, got 3"),
         ({"edges": [0, 1]}, "edges: expected an array of 2 dimensions"),
         ({"edges": [[0, 1, 2]]}, r"edges: expected shape \(1, 2\), got \(1, 3\)"),
         ({"is_answer": [True]}, r"is_answer: expected shape \(3,\), got \(1,\)"),
         ({"is_answer": [0, 2, 0]}, "is_answer: expected values true or false"),
+        ({"prompts": [[1], [2], [3]]}, "prompts: expected a list of texts, got list"),
         ({"prompts": ["p"]}, r"prompts: expected shape \(3,\), got \(1,\)"),
         ({"token_offsets": [0, 1, 2, 3], "response_mask": [True]}, r"response_mask: expected shape \(3,\), got \(1,\)"),
+        (
+            {"response_mask": [1, 1]},
+            "response_mask: expected .* a row of 1 and 0 for each of 3 steps, or",
+        ),
+        ({"response_mask": [[1, 1], [1], [1]]}, "response_mask: expected a row of 1 and 0 for each of 3 steps"),
+        ({"response_mask": [[1, 1]]}, r"response_mask: expected a row of 1 and 0 .*, got shape \(1, 2\)"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(arrays, message):
@@ -252,17 +277,10 @@ def test_arrays_that_do_not_fit_are_refused(arrays, message):
         TrajectoryBatch.from_arrays(**{**ARRAYS, **arrays})
 
 
-def test_arrays_may_have_no_edges():
-    batch = TrajectoryBatch.from_arrays(**ARRAYS, edges=[])
-    assert batch.edge_child.size == 0
-    assert batch.is_answer.tolist() == [False, True, True]
-
-
-@pytest.mark.parametrize("form", [list, np.array, lambda uids: np.array(uids, dtype=object)])
-def test_arrays_may_name_groups_by_text(form):
-    arrays = {**ARRAYS, "trajectory_of_step": [0, 1, 2], "outcome": [1.0, 0.0, 1.0]}
-    batch = TrajectoryBatch.from_arrays(**{**arrays, "group_of_trajectory": form(["b", "a", "b"])})
-    assert [batch.group_names[code] for code in batch.group_of_trajectory] == ["b", "a", "b"]
+def test_tensor_with_a_gradient_is_refused():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(BatchError, match=r"outcome: expected numbers, .* Use tensor.detach\(\).numpy\(\) instead"):
+        TrajectoryBatch.from_arrays(**{**ARRAYS, "outcome": torch.ones(2, requires_grad=True)})
 
 
 def test_scores_alone_make_a_batch_from_arrays():
@@ -279,18 +297,56 @@ def test_batch_is_validated_once_but_its_copies_again() -> None:
         validate(copy)
 
 
-def test_arrays_give_the_credit_of_the_same_trajectories() -> None:
-    score_NS, outcome_N = np.array([(0.2, 0.9), (0.8, 0.1), (0.6, 0.7), (1.0, 0.3)]), np.array([1.0, 0.0, 1.0, 0.0])
-    trajectories = [
-        builders.make_trajectory(f"{n}", [step("a", a), step("b", b)], outcome_N[n], f"{n // 2}", answer_steps=(1,))
-        for n, (a, b) in enumerate(score_NS)
-    ]
-    arrays = TrajectoryBatch.from_arrays(
-        trajectory_of_step=np.repeat(np.arange(4), 2),
-        group_of_trajectory=np.array([0, 0, 1, 1]),
-        outcome=outcome_N,
-        agent_of_step=np.tile([0, 1], 4),
-        scores=score_NS.reshape(8, 1),
+numbers = st.sampled_from((None, 0.0, 0.5, 1.0))
+agent_steps = st.tuples(
+    st.sampled_from("ba"),
+    st.tuples(numbers, numbers),
+    st.lists(st.integers(0, 1), max_size=2),
+    st.sets(st.integers(0, 3)),
+)
+rollouts = st.lists(
+    st.tuples(st.sampled_from("vu"), numbers, st.lists(agent_steps, min_size=1, max_size=4)), min_size=1, max_size=4
+)
+
+
+@given(rollouts, st.sampled_from((list, np.array, lambda values: np.array(values, dtype=object))))
+def test_arrays_hold_the_trajectories_they_describe(made, form):
+    expected, edges, first = [], [], 0
+    for n, (uid, outcome, steps) in enumerate(made):
+        records = []
+        for i, (agent, values, mask, used) in enumerate(steps):
+            parents, turn = (
+                tuple(sorted(parent for parent in used if parent < i)),
+                sum(s[0] == agent for s in steps[:i]),
+            )
+            records.append(Step(f"{n}/{i}", f"{n}", i, agent, turn, parents, "", "", response_mask=tuple(mask)))
+            records[-1].response_ids, records[-1].logprobs = (0,) * len(mask), (0.0,) * len(mask)
+            records[-1].scores = {f"score_{k}": Score(v) for k, v in enumerate(values) if v is not None}
+            edges += [(first + i, first + parent) for parent in parents]
+        first += len(steps)
+        known = None if outcome is None else Score(outcome, (-1.0, 1.0))
+        expected.append(Trajectory(f"{n}", uid, Task("arrays", (), None), records, outcome=known))
+    assume(any(t.outcome or any(s.scores for s in t.steps) for t in expected))
+    agents, values, masks, _ = zip(*(step for _, _, steps in made for step in steps), strict=True)
+    batch = TrajectoryBatch.from_arrays(
+        trajectory_of_step=[n for n, (_, _, steps) in enumerate(made) for _ in steps],
+        group_of_trajectory=form([uid for uid, _, _ in made]),
+        outcome=np.array([outcome for _, outcome, _ in made], dtype=np.float32),
+        outcome_range=(-1.0, 1.0),
+        agent_of_step=form(agents),
+        scores=np.array(values, dtype=np.float64),
+        edges=sorted(edges, key=lambda edge: -edge[0]),
+        token_offsets=np.cumsum([0, *map(len, masks)]),
+        response_mask=[bit for mask in masks for bit in mask],
     )
-    expected = assign(batch_of(*trajectories), credit_options()).advantage.advantage_S
-    np.testing.assert_array_equal(assign(arrays, credit_options()).advantage.advantage_S, expected)
+    assert pickle.loads(pickle.dumps(batch)).to_trajectories() == batch.to_trajectories() == expected
+    credit, theirs = (assign(b, credit_options()) for b in (batch, TrajectoryBatch.from_trajectories(expected)))
+    assert credit.advantage.advantage_S.tobytes() == theirs.advantage.advantage_S.tobytes()
+
+
+def test_padded_rows_and_numbers_make_the_same_batch():
+    arrays = {**ARRAYS, "scores": [0.5, np.nan, 1.0]}
+    padded = TrajectoryBatch.from_arrays(**arrays, response_mask=[[1, 0], [1, 1], [0, 0]])
+    flat = {"response_mask": [1, 0, 1, 1, 0, 0], "token_offsets": [0, 2, 4, 6], "edges": [[1, 0]]}
+    arrays |= {"scores": [[0.5], [np.nan], [1.0]], "agent_of_step": [0, 0, 0], "agent_names": ["agent_0"]}
+    assert_same(padded, TrajectoryBatch.from_arrays(**arrays, **flat, score_names=["score_0"]))

@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from creditflow.data.columns import column_specs
 from creditflow.data.trajectory import NOT_MATCHED, OK, TIMEOUT, Bools, Floats, Ints
-from creditflow.data.validation import as_joined_column, first_repeated, first_true
+from creditflow.data.validation import as_joined_column, first_true, repeated
 from creditflow.errors import BatchError
 
 
@@ -151,9 +151,8 @@ def _edges(places: Places, parents: Lists, first_N: Ints) -> dict[str, Ints]:
     places.refuse(
         wrong_S[0], lambda s: f"parents must come before it (0 to {index_S[s] - 1}), got {parents.tuple_of(s)}"
     )
-    if (twice := first_repeated(child_E, parents.values)) is not None:
-        wrong_S[1, child_E[twice]] = True
-        places.refuse(wrong_S[1], lambda s: f"expected each parent once, got {parents.tuple_of(s)}")
+    wrong_S[1, child_E[repeated(child_E, parents.values)]] = True
+    places.refuse(wrong_S[1], lambda s: f"expected each parent once, got {parents.tuple_of(s)}")
     return {"edge_child": child_E, "edge_parent": parents.values + first_S[child_E]}
 
 

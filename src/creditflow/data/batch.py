@@ -13,10 +13,20 @@ from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 
+from creditflow.data.arrays import (
+    agents_of,
+    edges_of,
+    groups_of,
+    outcomes_of,
+    scores_of,
+    texts_of,
+    tokens_of,
+    trajectories_of,
+)
 from creditflow.data.assembly import Lists, Places, codes_of, columns_of_lists, columns_of_records, lists_of_records
-from creditflow.data.columns import Columns, column_specs
+from creditflow.data.columns import Columns, Made, column_specs
 from creditflow.data.trajectory import (
     CODE_OF_STATUS,
     NOT_MATCHED,
@@ -30,7 +40,7 @@ from creditflow.data.trajectory import (
     Trajectory,
     clip_rounding,
 )
-from creditflow.data.validation import INDICES, as_column, check_range, check_trajectory, shown, validate
+from creditflow.data.validation import INDICES, as_column, check_trajectory, shown, validate
 from creditflow.errors import BatchError
 
 
@@ -142,106 +152,90 @@ class TrajectoryBatch(Columns):
     def from_arrays(
         cls,
         *,
-        trajectory_of_step: Ints,
-        group_of_trajectory: NDArray[Any] | Sequence[int] | Sequence[str],
-        outcome: Floats,
+        trajectory_of_step: ArrayLike,
+        group_of_trajectory: ArrayLike,
+        outcome: ArrayLike,
         outcome_range: tuple[float, float] = (0.0, 1.0),
-        agent_of_step: Ints | None = None,
+        agent_of_step: ArrayLike | None = None,
         agent_names: Sequence[str] | None = None,
-        scores: Floats | None = None,
+        scores: ArrayLike | None = None,
         score_names: Sequence[str] | None = None,
-        edges: Ints | None = None,
-        is_answer: Bools | None = None,
-        token_offsets: Ints | None = None,
-        response_mask: Bools | None = None,
+        edges: ArrayLike | None = None,
+        is_answer: ArrayLike | None = None,
+        token_offsets: ArrayLike | None = None,
+        response_mask: ArrayLike | None = None,
         prompts: Sequence[str] | None = None,
     ) -> TrajectoryBatch:
         """Build a batch from the arrays of another trainer, to assign credit without rollouts of this package.
 
+        An array may also be a list, or a tensor on the CPU.
+
         `trajectory_of_step`: [S] non-decreasing indices from 0 to N - 1, none left out. `group_of_trajectory`: [N]
         the task, as a number or a text (`uid`). `outcome`: [N] within `outcome_range`, NaN if unknown. `agent_of_step`:
-        [S] index into `agent_names`; default: one agent. `scores`: [S, K] in [0, 1], NaN where a function gave no
-        score. `edges`: [E, 2] child and parent step; default: each step has the one before it as its parent.
-        `is_answer`: [S]; default: the last step of each trajectory. `token_offsets`: [S + 1] bounds of the steps in
-        `response_mask` [T], which is true where the policy sampled the token; default: no tokens. `prompts`: [S] texts,
-        read by `group_by: task_agent_state`.
+        [S] names, or indices into `agent_names`; default: one agent. `scores`: [S] or [S, K] in [0, 1], NaN where a
+        function gave no score. `edges`: [E, 2] child and parent, as indices of steps; default: each step has the one
+        before it as its parent. `is_answer`: [S]; default: the last step of each trajectory. `response_mask`: true
+        where the policy sampled the token: [S, L], a row for each step, or [T] with the bounds of the steps in
+        `token_offsets` [S + 1]; default: no tokens. `prompts`: [S] texts, read by `group_by: task_agent_state`.
 
         Raises BatchError for arrays that do not fit together.
         """
-        trajectory_S = as_column("trajectory_of_step", trajectory_of_step, np.int64)
-        group_N = np.asarray(group_of_trajectory, dtype=object)
-        if group_N.ndim != 1 or not all(isinstance(group, str) for group in group_N):
-            group_N = as_column("group_of_trajectory", group_of_trajectory, np.int64, words="whole numbers or texts")
-        outcome_N = as_column("outcome", outcome, np.float64)
-        n_steps, n = len(trajectory_S), len(outcome_N)
-        if np.any(np.diff(trajectory_S) < 0) or not np.array_equal(np.unique(trajectory_S), np.arange(n)):
-            raise BatchError(f"trajectory_of_step: expected non-decreasing indices from 0 to {n - 1}, none left out")
-        check_range("outcome_range", Score(0.0, outcome_range))
-        low, high = outcome_range
-        if np.any((outcome_N < low) | (outcome_N > high)):
-            raise BatchError(f"outcome: expected values in outcome_range {outcome_range}")
-        zeros_S = np.zeros(n_steps, dtype=np.int64)
-        agent_S = zeros_S if agent_of_step is None else as_column("agent_of_step", agent_of_step, np.int64)
-        value_SK = np.empty((n_steps, 0)) if scores is None else as_column("scores", scores, np.float64, ndim=2)
-        index_S = np.arange(n_steps) - np.searchsorted(trajectory_S, trajectory_S)
-        child_E = np.flatnonzero(index_S > 0)
-        pair_E2 = (
-            np.stack([child_E, child_E - 1], axis=1) if edges is None else as_column("edges", edges, np.int64, ndim=2)
-        )
-        if pair_E2.size and pair_E2.shape[1] != 2:
-            raise BatchError(f"edges: expected shape ({len(pair_E2)}, 2), got {pair_E2.shape}")
-        child_E, parent_E = pair_E2.reshape(-1, 2).T.copy()
-        names = tuple((f"score_{k}" for k in range(value_SK.shape[1])) if score_names is None else score_names)
-        groups, code_N = np.unique(group_N, return_inverse=True)
+        outcome_N = outcomes_of(outcome, outcome_range)
+        n = len(outcome_N)
+        trajectory_S, index_S = trajectories_of(trajectory_of_step, n)
+        group_N, group_names = groups_of(group_of_trajectory)
+        n_steps, zeros_S = len(trajectory_S), np.zeros_like(trajectory_S)
+        agent_S, agents = agents_of(agent_of_step, texts_of(agent_names, "agent_names"), n_steps)
+        value_SK = scores_of(scores, n_steps)
         known_SK = ~np.isnan(value_SK)
         if n and np.isnan(outcome_N).all() and not known_SK.any():
             raise BatchError("outcome: expected a known value of at least one trajectory, or scores, got NaN for all")
-        last_S = np.append(np.diff(trajectory_S) > 0, True)[:n_steps]
-        offsets = np.zeros(n_steps + 1, np.int64) if token_offsets is None else token_offsets
-        mask_T = as_column("response_mask", () if response_mask is None else response_mask, np.bool_)
+        functions = texts_of(score_names, "score_names") or [f"score_{k}" for k in range(value_SK.shape[1])]
+        child_E, parent_E = edges_of(edges, index_S)
+        mask_T, token_offsets = tokens_of(response_mask, token_offsets, n_steps)
+
+        def outcome_score(i: int) -> Score | None:
+            return None if np.isnan(outcome_N[i]) else Score(outcome_N[i].item(), outcome_range)
+
+        def scores_by_name(s: int) -> dict[str, Score]:
+            return {functions[k]: Score(value_SK[s, k].item()) for k in np.flatnonzero(known_SK[s]).tolist()}
+
         batch = cls(
             trajectory_ids=tuple(map(str, range(n))),
             tasks=(Task("arrays", (), None),) * n,
-            group_names=tuple(map(str, groups.tolist())),
-            group_of_trajectory=code_N.astype(np.int64),
+            group_names=group_names,
+            group_of_trajectory=group_N,
             outcome=outcome_N,
-            outcome_scores=tuple(
-                None if math.isnan(value) else Score(value, outcome_range) for value in outcome_N.tolist()
-            ),
+            outcome_scores=Made(n, outcome_score),
             status_of_trajectory=np.zeros(n, dtype=np.int64),
             answers=(None,) * n,
-            trajectory_info=tuple({} for _ in range(n)),
-            step_ids=tuple(f"{t}/{i}" for t, i in zip(trajectory_S.tolist(), index_S.tolist(), strict=True)),
+            trajectory_info=Made(n, lambda _: {}),
+            step_ids=tuple(map("{}/{}".format, trajectory_S.tolist(), index_S.tolist())),
             trajectory_of_step=trajectory_S,
             index_of_step=index_S,
-            agent_names=tuple(
-                (f"agent_{a}" for a in range(int(agent_S.max(initial=0)) + 1)) if agent_names is None else agent_names
-            ),
+            agent_names=tuple(agents),
             agent_of_step=agent_S,
             turn_of_step=zeros_S if agent_S.shape != zeros_S.shape else _turns(trajectory_S, agent_S),
             policy_names=("default",),
             policy_of_step=zeros_S,
             policy_version=zeros_S,
             temperature_of_step=np.ones(n_steps),
-            is_answer=last_S if is_answer is None else as_column("is_answer", is_answer, np.bool_),
+            is_answer=zeros_S > 0 if is_answer is None else as_column("is_answer", is_answer, np.bool_),
             stratum_names=(),
             stratum_of_step=zeros_S - 1,
-            prompts=("",) * n_steps if prompts is None else tuple(prompts),
+            prompts=tuple(texts_of(prompts, "prompts") or ("",) * n_steps),
             responses=("",) * n_steps,
-            step_info=tuple({} for _ in range(n_steps)),
+            step_info=Made(n_steps, lambda _: {}),
             edge_child=child_E,
             edge_parent=parent_E,
-            score_names=names,
+            score_names=tuple(functions),
             scores=value_SK,
             score_status=np.where(known_SK, OK, NOT_MATCHED),
             score_weights=known_SK.astype(np.float64),
-            raw_scores=tuple(
-                {name: Score(value) for name, value in zip(names, values, strict=False) if not math.isnan(value)}
-                for values in value_SK.tolist()
-            ),
+            raw_scores=Made(n_steps, scores_by_name),
             prompt_offsets=np.zeros(n_steps + 1, dtype=np.int64),
             prompt_ids=np.zeros(0, dtype=np.int32),
-            token_offsets=as_column("token_offsets", offsets, np.int64),
+            token_offsets=token_offsets,
             response_ids=np.zeros(len(mask_T), dtype=np.int32),
             response_mask=mask_T,
             logprobs=np.zeros(len(mask_T)),

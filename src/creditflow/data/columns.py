@@ -67,6 +67,30 @@ class Per:
         return {name: np.array([self.into.index(name) for name in names], dtype=np.int64)[codes]}
 
 
+class Made(Sequence[T]):
+    """A column of objects, each made on first access and kept, since it may be mutable. Pickled as a tuple."""
+
+    def __init__(self, length: int, make: Callable[[int], T]) -> None:
+        self._length, self._make = length, make
+        self._made: dict[int, T] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return tuple, (tuple(self),)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, at: int | slice) -> Any:
+        if isinstance(at, slice):
+            return tuple(map(self._at, range(self._length)[at]))
+        return self._at(range(self._length)[at])
+
+    def _at(self, i: int) -> T:
+        if i not in self._made:
+            self._made[i] = self._make(i)
+        return self._made[i]
+
+
 class _Remembered:
     """Facts about a batch that are no fields, so that a copy with other columns drops them, and so does a pickle."""
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from creditflow.data.assembly import Lists, Places, columns_of_lists, offsets_of
 from creditflow.data.batch import TrajectoryBatch
-from creditflow.data.columns import ColumnSpec, column_specs
+from creditflow.data.columns import ColumnSpec, Made, column_specs
 from creditflow.data.trajectory import (
     NOT_MATCHED,
     OK,
@@ -78,45 +78,26 @@ SCHEMA = pa.schema([*_OF_TRAJECTORY, *_OF_STEP])
 """The columns of a table: trajectory columns, then step columns."""
 
 
-class Column(Sequence[T]):
+class Column(Made[T]):
     """Values of an Arrow column, each decoded on access.
 
     Access raises BatchError for a value that cannot be decoded, so was not written by this module.
     """
 
     def __init__(self, values: pa.ChunkedArray, decode: Callable[[Any], T] | None = None, name: str = "") -> None:
-        self._values, self._decode, self._name = values, decode, name
-        self._made: dict[int, T] = {}  # so that each access returns the same mutable object
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A pickled slice has the whole buffer that it views, so the values of many slices are copied to one first.
-        return {**self.__dict__, "_values": pa.chunked_array([_whole(self._values)])}
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __getitem__(self, at: int | slice) -> Any:
-        if isinstance(at, slice):
-            return tuple(self._at(i) for i in range(len(self))[at])
-        return self._at(range(len(self))[at])
+        super().__init__(len(values), lambda i: decode(values[i].as_py()) if decode else values[i].as_py())
+        self._texts, self._name = None if decode else values, name
 
     def _at(self, i: int) -> T:
-        if self._decode is None:
-            value: T = self._values[i].as_py()
-            return value
-        if i not in self._made:
-            try:
-                self._made[i] = self._decode(self._values[i].as_py())
-            except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-                raise BatchError(f"column {self._name}, entry {i}: {first_line(error)}") from error
-        return self._made[i]
+        try:
+            return super()._at(i)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise BatchError(f"column {self._name}, entry {i}: {first_line(error)}") from error
 
     def __iter__(self) -> Iterator[T]:
-        if self._decode is None:
-            for chunk in self._values.iterchunks():
-                yield from chunk.to_pylist()
-        else:
-            yield from (self._at(i) for i in range(len(self)))
+        if self._texts is None:
+            return super().__iter__()
+        return (text for chunk in self._texts.iterchunks() for text in chunk.to_pylist())
 
 
 # ---- to a table ----------------------------------------------------------------------------------------------------

@@ -17,7 +17,15 @@ from numpy.typing import DTypeLike, NDArray
 
 from creditflow.data.columns import Columns, column_specs
 from creditflow.data.trajectory import CODE_OF_STATUS, OK, TRAJECTORY_STATUSES, Bools, Ints, Score, Step, Trajectory
-from creditflow.errors import BatchError, NotFiniteError, OrderError, ScoreRangeError, ShapeError, did_you_mean
+from creditflow.errors import (
+    BatchError,
+    NotFiniteError,
+    OrderError,
+    ScoreRangeError,
+    ShapeError,
+    did_you_mean,
+    first_line,
+)
 
 _COLUMN_TOLERANCE = 1e-9
 """Columns hold rescaled, clipped scores; the mean of several may still leave [0, 1] by rounding."""
@@ -125,8 +133,8 @@ def _check_order(batch: Columns) -> None:
         batch.index_of_step != expected_S,
         OrderError,
         lambda s: (
-            f"step {step_ids[s]} of trajectory {trajectory_ids[trajectory_S[s]]}: expected index {expected_S[s]}, its "
-            f"place in the trajectory, got {batch.index_of_step[s]}"
+            f"{_step(batch, s)}: expected index {expected_S[s]}, its place in the trajectory, "
+            f"got {batch.index_of_step[s]}"
         ),
     )
 
@@ -139,43 +147,32 @@ def _check_ids(batch: Columns) -> None:
 
 
 def _check_edges(batch: Columns) -> None:
-    child_E, parent_E = batch.edge_child, batch.edge_parent
-    trajectory_E = batch.trajectory_of_step[child_E]
-
-    def child(e: int) -> str:
-        return batch.step_ids[int(child_E[e])]
-
-    def parent(e: int) -> str:
-        return batch.step_ids[int(parent_E[e])]
-
-    _refuse(
-        parent_E >= child_E,
-        OrderError,
-        lambda e: f"step {child(e)}: expected parents that came before it, got {parent(e)}",
-    )
+    child_E, parent_E, trajectory_S = batch.edge_child, batch.edge_parent, batch.trajectory_of_step
     _refuse(
         np.diff(child_E) < 0,
         OrderError,
-        lambda e: f"edge {e + 1}: expected edges sorted by child, got one of {child(e + 1)} after one of {child(e)}",
+        lambda e: f"edges: expected edges sorted by child, got {_step(batch, child_E[e + 1])} after a later one",
     )
-    _refuse(
-        trajectory_E != batch.trajectory_of_step[parent_E],
-        BatchError,
-        lambda e: (
-            f"step {child(e)}: expected parents in its own trajectory {batch.trajectory_ids[trajectory_E[e]]}, got "
-            f"{parent(e)} of {batch.trajectory_ids[batch.trajectory_of_step[parent_E[e]]]}"
-        ),
-    )
-    if (twice := first_repeated(child_E, parent_E)) is not None:
-        raise BatchError(f"step {child(twice)}: expected each parent once, got {parent(twice)} twice")
+    for wrong_E, kind, expected in (
+        (parent_E >= child_E, OrderError, "parents that came before it"),
+        (trajectory_S[child_E] != trajectory_S[parent_E], BatchError, "parents in its own trajectory"),
+        (repeated(child_E, parent_E), BatchError, "each parent once"),
+    ):
+        if wrong_E.any():
+            child, parent = (_step(batch, steps_E[first_true(wrong_E)]) for steps_E in (child_E, parent_E))
+            raise kind(f"edges: {child}: expected {expected}, got {parent}")
 
 
-def first_repeated(child_E: Ints, parent_E: Ints) -> int | None:
-    """The index of the first repeated edge, or None. Edges are sorted by child."""
+def _step(batch: Columns, s: int) -> str:
+    return f"step {batch.step_ids[s]} of trajectory {batch.trajectory_ids[batch.trajectory_of_step[s]]}"
+
+
+def repeated(child_E: Ints, parent_E: Ints) -> Bools:
+    """[E] whether the edge repeats an earlier one."""
     many_E = np.flatnonzero(np.bincount(child_E)[child_E] > 1)
-    order = many_E[np.lexsort((parent_E[many_E], child_E[many_E]))]
-    twice = (np.diff(child_E[order]) == 0) & (np.diff(parent_E[order]) == 0)
-    return int(order[first_true(twice)]) if twice.any() else None
+    order, repeated_E = many_E[np.lexsort((parent_E[many_E], child_E[many_E]))], np.zeros(len(child_E), dtype=np.bool_)
+    repeated_E[order[1:]] = (np.diff(child_E[order]) == 0) & (np.diff(parent_E[order]) == 0)
+    return repeated_E
 
 
 def _check_scores(batch: Columns) -> None:
@@ -197,11 +194,11 @@ def _check_scores(batch: Columns) -> None:
 def _check_outcomes(batch: Columns) -> None:
     """Check that an outcome is finite where its scoring was ok, and missing where it failed.
 
-    Of a batch from a table, only scores without a finite outcome are read, since each is decoded on access; the table
-    module checks the others as text.
+    Of scores that are made on access, only those without a finite outcome are read; the others come from numbers, or
+    the table module has checked them as text.
     """
-    decoded = isinstance(batch.outcome_scores, tuple)
-    for n in range(batch.n_trajectories) if decoded else np.flatnonzero(~np.isfinite(batch.outcome)).tolist():
+    made = isinstance(batch.outcome_scores, tuple)
+    for n in range(batch.n_trajectories) if made else np.flatnonzero(~np.isfinite(batch.outcome)).tolist():
         check_outcome_status(f"trajectory {batch.trajectory_ids[n]}", batch.outcome_scores[n], float(batch.outcome[n]))
     for n, own in enumerate(batch.outcomes_of_agents):
         _check_own_outcomes(f"trajectory {batch.trajectory_ids[n]}", own)
@@ -246,9 +243,8 @@ def _check_version_spans(batch: Columns) -> None:
         rises = whole and starts == sorted(set(starts)) and starts[-1:] < [n_tokens]
         if pairs and not (rises and tuple(pairs[0]) == first):
             raise BatchError(
-                f"step {batch.step_ids[s]} of trajectory {batch.trajectory_ids[batch.trajectory_of_step[s]]}: "
-                f"version_spans: expected (first token, policy version) in rising order from {first}, below {n_tokens} "
-                f"tokens, got {tuple(spans)}"
+                f"{_step(batch, s)}: version_spans: expected (first token, policy version) in rising order from "
+                f"{first}, below {n_tokens} tokens, got {tuple(spans)}"
             )
 
 
@@ -258,22 +254,22 @@ _NUMBERS = {"i": ("biu", "whole numbers"), "f": ("biuf", "numbers"), "b": ("biuf
 """The kinds of numpy types that a column of a kind accepts, in words."""
 
 
-def as_column(where: str, values: object, dtype: DTypeLike, ndim: int = 1, words: str = "") -> NDArray[Any]:
+def as_column(where: str, values: object, dtype: DTypeLike, *ndims: int, words: str = "") -> NDArray[Any]:
     """Return `values` as an array of `dtype`. Raises ShapeError, its message beginning with `where`, for other values.
 
-    `words`: the expected values, in place of the general words.
+    `ndims`: the accepted numbers of dimensions, by default 1. `words`: the expected values, in place of general words.
     """
-    target = np.dtype(dtype)
+    target, ndims = np.dtype(dtype), ndims or (1,)
     kinds, general = _NUMBERS[target.kind]
     try:
         raw = np.asarray(values)
-    except ValueError as error:  # lists of different lengths
-        raise ShapeError(f"{where}: expected {words or general}, got {shown(values)}") from error
+    except (ValueError, TypeError, RuntimeError) as error:  # lists of different lengths; a tensor on another device
+        raise ShapeError(f"{where}: expected {words or general}, got {shown(values)}: {first_line(error)}") from error
     if raw.size == 0:
-        raw = raw.astype(target).reshape(raw.shape if raw.ndim >= ndim else (0,) * ndim)
-    if raw.ndim != ndim:
-        expected = f"an array of {ndim} dimensions" if ndim else "one number"
-        raise ShapeError(f"{where}: expected {expected}, got shape {raw.shape}")
+        raw = raw.astype(target).reshape(raw.shape if raw.ndim in ndims else (0,) * ndims[-1])
+    if raw.ndim not in ndims:
+        expected = f"an array of {' or '.join(map(str, ndims))} dimensions" if ndims[-1] else "one number"
+        raise ShapeError(f"{where}: expected {expected}{words and f': {words}'}, got shape {raw.shape}")
     fits = raw.dtype.kind in kinds
     if fits and target.kind == "i" and raw.dtype != target and raw.size:
         limits = np.iinfo(target)
@@ -302,7 +298,7 @@ def as_joined_column(
         return as_column("a column", values, dtype)
     except ShapeError:
         for i, part in enumerate(parts):
-            as_column(where(i), part, dtype, ndim, words)
+            as_column(where(i), part, dtype, ndim, words=words)
         raise
 
 
