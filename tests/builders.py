@@ -21,7 +21,8 @@ from hypothesis import settings
 
 from creditflow.credit import Assignment, CreditOptions, assign
 from creditflow.credit.records import PROPAGATION_RULES
-from creditflow.data import Message, Score, Step, Task, Trajectory, TrajectoryBatch, TrajectoryStatus
+from creditflow.data import Message, Score, Step, Task, Trajectory, TrajectoryBatch
+from creditflow.data.trajectory import TrajectoryStatus
 from creditflow.rollout import (
     AgentSpec,
     Generation,

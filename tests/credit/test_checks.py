@@ -73,7 +73,8 @@ def test_empty_batch_raises(trajectories):
         ),
         (
             lambda b: {"trajectory_of_step": np.array([0, 1, 0, 1, 1])},
-            "OrderError: step t0.2: expected steps to lie trajectory by trajectory, got one of t0 after one of t1",
+            "OrderError: step t0.2 of trajectory t0: expected steps trajectory by trajectory, "
+            "got it after step t0.1 of trajectory t1",
         ),
         (
             lambda b: {"index_of_step": np.array([0, 1, 2, 0, 2])},
@@ -86,7 +87,7 @@ def test_empty_batch_raises(trajectories):
         (lambda b: {"prompts": None}, "ShapeError: column prompts: expected shape (5,), got None"),
         (
             lambda b: {"scores": None},
-            "ShapeError: column scores: expected an array of float64 or float32, got NoneType",
+            "ShapeError: column scores: expected an array of float64, got NoneType",
         ),
         (lambda b: {"score_names": ()}, "ShapeError: column scores: expected shape (5, 0), got (5, 1)"),
         (lambda b: {"score_names": ("f", "g")}, "ShapeError: column scores: expected shape (5, 2), got (5, 1)"),
@@ -150,16 +151,16 @@ def test_every_column_checks_its_length(column):
 @pytest.mark.parametrize(
     ("column", "make", "expected", "got"),
     [
-        ("trajectory_of_step", np.float64, "signed integers", "float64"),
-        ("edge_child", np.uint64, "signed integers", "uint64"),
-        ("score_status", np.bool_, "signed integers", "bool"),
-        ("agent_of_step", ">i8", "signed integers", ">i8"),
-        ("index_of_step", None, "signed integers", "list"),
-        ("scores", np.int64, "float64 or float32", "int64"),
-        ("score_weights", np.float16, "float64 or float32", "float16"),
-        ("outcome", object, "float64 or float32", "object"),
-        ("is_answer", np.int8, "true or false", "int8"),
-        ("response_mask", np.float64, "true or false", "float64"),
+        ("trajectory_of_step", np.float64, "int64", "float64"),
+        ("edge_child", np.uint64, "int64", "uint64"),
+        ("score_status", np.bool_, "int64", "bool"),
+        ("agent_of_step", ">i8", "int64", ">i8"),
+        ("index_of_step", None, "int64", "list"),
+        ("scores", np.int64, "float64", "int64"),
+        ("score_weights", np.float16, "float64", "float16"),
+        ("outcome", object, "float64", "object"),
+        ("is_answer", np.int8, "bool", "int8"),
+        ("response_mask", np.float64, "bool", "float64"),
     ],
 )
 def test_column_of_the_wrong_type_raises(batch, column, make, expected, got):

@@ -79,8 +79,8 @@ def test_failed_or_truncated_trajectory_is_masked_whole():
 @pytest.mark.parametrize(
     ("outcomes", "message"),
     [
-        ({"white": Score(float("nan"))}, "expected a finite outcome of white where its scoring was ok, got nan"),
-        ({"white": Score(float("inf"))}, "expected a finite outcome of white where its scoring was ok, got inf"),
+        ({"white": Score(float("nan"))}, r"\['white'\]: expected a finite outcome where its scoring was ok, got nan"),
+        ({"white": Score(float("inf"))}, r"\['white'\]: expected a finite outcome where its scoring was ok, got inf"),
         ({"white": Score("1")}, r"outcomes\['white'\]: expected a number"),
         ({"white": Score((0.0, 1.0))}, "expected one number as outcome"),
         ({"white": 1.0}, "expected a Score, got float 1.0"),

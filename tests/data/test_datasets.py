@@ -207,7 +207,7 @@ def test_null_keys_are_removed_from_prompts(tmp_path):
     ("row", "place"),
     [
         ({**ROW, "extra_info": {"at": datetime.date(2025, 1, 1)}}, r"extra_info\.at: .* got a date"),
-        ({**ROW, "extra_info": {"images": [{"bytes": b"PNG"}]}}, r"extra_info\.images\[0\]\.bytes: .* got a bytes"),
+        ({**ROW, "extra_info": {"images": [{"bytes": b"PNG"}]}}, r"extra_info\.images\.0\.bytes: .* got a bytes"),
         ({**ROW, "reward_model": {"ground_truth": b"72"}}, r"reward_model\.ground_truth: .* got a bytes"),
         ({"prompt": "How many?", "image": b"PNG"}, r"image: .* got a bytes"),
     ],

@@ -167,7 +167,7 @@ PARTS: list[tuple[str, list[object], str]] = [
     ("agent", ["a", "b", None, None], "step t.2 of trajectory t: expected a value in column agent, got none"),
     ("parents", [[], [0], [0, 2], None], "step t.2 of trajectory t: parents must come before it (0 to 1), got (0, 2)"),
     ("parents", [[], [-1], [0], None], "step t.1 of trajectory t: parents must come before it (0 to 0), got (-1,)"),
-    ("parents", [[], [0], [1, 1], None], "step t.2 of trajectory t: expected each parent once, got (1, 1)"),
+    ("parents", [[], [0], [1, 1], None], "edges: step t.2 of trajectory t: expected each parent once, got step t.1"),
     ("parents", [[], None, [0], None], "step t.1 of trajectory t: expected a value in column parents, got none"),
     ("response_mask", [[1, 1], [1], [1, 1], None], "step t.1 of trajectory t: expected a mask and a log-probability "
      "for each of 2 response tokens, got 1 and 2"),

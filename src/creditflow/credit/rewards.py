@@ -11,7 +11,6 @@ from creditflow.credit.records import CreditOptions, Rewards
 from creditflow.data import (
     NOT_MATCHED,
     OK,
-    RANGE_TOLERANCE,
     TRAJECTORY_STATUSES,
     Bools,
     Floats,
@@ -19,7 +18,7 @@ from creditflow.data import (
     Score,
     TrajectoryBatch,
 )
-from creditflow.data.batch import outcome_value
+from creditflow.data.trajectory import RANGE_TOLERANCE, outcome_value
 from creditflow.errors import BatchError, NotFiniteError, ScoreRangeError, ShapeError
 
 _FAILED, _TRUNCATED = TRAJECTORY_STATUSES.index("failed"), TRAJECTORY_STATUSES.index("truncated")

@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from creditflow.data.columns import column_specs
 from creditflow.data.trajectory import NOT_MATCHED, OK, TIMEOUT, Bools, Floats, Ints
-from creditflow.data.validation import as_joined_column, first_true, repeated
+from creditflow.data.validation import as_joined_column, first_true
 from creditflow.errors import BatchError
 
 
@@ -27,9 +27,7 @@ class Lists:
         cls, lists: Sequence[Sequence[Any]], dtype: DTypeLike, where: Callable[[int], str], words: str = ""
     ) -> Lists:
         """Join the lists of several owners. Raises BatchError for other values; `where(i)` names owner i."""
-        values = as_joined_column(
-            [value for values in lists for value in values], lists, dtype, where, ndim=1, words=words
-        )
+        values = as_joined_column(lists, dtype, where, 1, words)
         return cls(np.fromiter(map(len, lists), np.int64, len(lists)), values)
 
     @property
@@ -88,7 +86,7 @@ def columns_of_records(shape: str, records: Sequence[Any], places: Places) -> di
         if spec.per.into:
             columns |= spec.per.coded(spec.name, *codes_of(values))
         elif spec.dtype is not None:
-            columns[spec.name] = as_joined_column(values, values, spec.dtype, places.field(spec.per.record))
+            columns[spec.name] = as_joined_column(values, spec.dtype, places.field(spec.per.record))
         elif spec.per.optional and not any(map(len, values)):
             columns[spec.name] = ()
         else:
@@ -146,13 +144,9 @@ def _edges(places: Places, parents: Lists, first_N: Ints) -> dict[str, Ints]:
     """The edges of steps whose `parents` are places in their own trajectory."""
     child_E, first_S = parents.owners(), first_N[places.trajectory_S]
     index_S = np.arange(len(first_S)) - first_S
-    wrong_S = np.zeros((2, len(first_S)), dtype=np.bool_)
-    wrong_S[0, child_E[(parents.values < 0) | (parents.values >= index_S[child_E])]] = True
-    places.refuse(
-        wrong_S[0], lambda s: f"parents must come before it (0 to {index_S[s] - 1}), got {parents.tuple_of(s)}"
-    )
-    wrong_S[1, child_E[repeated(child_E, parents.values)]] = True
-    places.refuse(wrong_S[1], lambda s: f"expected each parent once, got {parents.tuple_of(s)}")
+    wrong_S = np.zeros(len(first_S), dtype=np.bool_)
+    wrong_S[child_E[(parents.values < 0) | (parents.values >= index_S[child_E])]] = True
+    places.refuse(wrong_S, lambda s: f"parents must come before it (0 to {index_S[s] - 1}), got {parents.tuple_of(s)}")
     return {"edge_child": child_E, "edge_parent": parents.values + first_S[child_E]}
 
 

@@ -5,26 +5,16 @@ Shape suffixes: N trajectories, S steps, E edges, T response tokens, P prompt to
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from creditflow.data.arrays import (
-    agents_of,
-    edges_of,
-    groups_of,
-    outcomes_of,
-    scores_of,
-    texts_of,
-    tokens_of,
-    trajectories_of,
-)
+from creditflow.data import arrays
 from creditflow.data.assembly import Lists, Places, codes_of, columns_of_lists, columns_of_records, lists_of_records
 from creditflow.data.columns import Columns, Made, column_specs
 from creditflow.data.trajectory import (
@@ -38,7 +28,7 @@ from creditflow.data.trajectory import (
     Step,
     Task,
     Trajectory,
-    clip_rounding,
+    outcome_value,
 )
 from creditflow.data.validation import INDICES, as_column, check_trajectory, shown, validate
 from creditflow.errors import BatchError
@@ -52,13 +42,6 @@ def _turns(trajectory_S: Ints, agent_S: Ints) -> Ints:
     turn_S = np.empty_like(order)
     turn_S[order] = np.arange(len(order)) - np.searchsorted(ordered, ordered)
     return turn_S
-
-
-def outcome_value(outcome: Score | None) -> float:
-    """The value of an outcome, clipped if it is outside its range by rounding alone; NaN for none or a failed one."""
-    if outcome is None or outcome.status != "ok":
-        return math.nan
-    return clip_rounding(cast(float, outcome.value), *outcome.range)
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,19 +163,19 @@ class TrajectoryBatch(Columns):
 
         Raises BatchError for arrays that do not fit together.
         """
-        outcome_N = outcomes_of(outcome, outcome_range)
+        outcome_N = arrays.outcomes_of(outcome, outcome_range)
         n = len(outcome_N)
-        trajectory_S, index_S = trajectories_of(trajectory_of_step, n)
-        group_N, group_names = groups_of(group_of_trajectory)
+        trajectory_S, index_S = arrays.trajectories_of(trajectory_of_step, n)
+        group_N, group_names = arrays.groups_of(group_of_trajectory)
         n_steps, zeros_S = len(trajectory_S), np.zeros_like(trajectory_S)
-        agent_S, agents = agents_of(agent_of_step, texts_of(agent_names, "agent_names"), n_steps)
-        value_SK = scores_of(scores, n_steps)
+        agent_S, agents = arrays.agents_of(agent_of_step, arrays.texts_of(agent_names, "agent_names"), n_steps)
+        value_SK = arrays.scores_of(scores, n_steps)
         known_SK = ~np.isnan(value_SK)
         if n and np.isnan(outcome_N).all() and not known_SK.any():
             raise BatchError("outcome: expected a known value of at least one trajectory, or scores, got NaN for all")
-        functions = texts_of(score_names, "score_names") or [f"score_{k}" for k in range(value_SK.shape[1])]
-        child_E, parent_E = edges_of(edges, index_S)
-        mask_T, token_offsets = tokens_of(response_mask, token_offsets, n_steps)
+        functions = arrays.texts_of(score_names, "score_names") or [f"score_{k}" for k in range(value_SK.shape[1])]
+        child_E, parent_E = arrays.edges_of(edges, index_S)
+        mask_T, token_offsets = arrays.tokens_of(response_mask, token_offsets, n_steps)
 
         def outcome_score(i: int) -> Score | None:
             return None if np.isnan(outcome_N[i]) else Score(outcome_N[i].item(), outcome_range)
@@ -223,7 +206,7 @@ class TrajectoryBatch(Columns):
             is_answer=zeros_S > 0 if is_answer is None else as_column("is_answer", is_answer, np.bool_),
             stratum_names=(),
             stratum_of_step=zeros_S - 1,
-            prompts=tuple(texts_of(prompts, "prompts") or ("",) * n_steps),
+            prompts=tuple(arrays.texts_of(prompts, "prompts") or ("",) * n_steps),
             responses=("",) * n_steps,
             step_info=Made(n_steps, lambda _: {}),
             edge_child=child_E,

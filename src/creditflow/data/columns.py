@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -203,14 +203,6 @@ class Columns(_Remembered):
         return len(self.step_ids)
 
 
-_TYPES: dict[Any, tuple[np.dtype[Any], str]] = {
-    Ints: (np.dtype(np.int64), "signed integers"),
-    TokenIds: (np.dtype(np.int32), "signed integers"),
-    Floats: (np.dtype(np.float64), "float64 or float32"),
-    Bools: (np.dtype(np.bool_), "true or false"),
-}
-
-
 @dataclass(frozen=True, slots=True)
 class ColumnSpec:
     """One column of a batch."""
@@ -218,18 +210,16 @@ class ColumnSpec:
     name: str
     dtype: np.dtype[Any] | None
     """The type of an array's entries; None for a sequence of objects."""
-    words: str
-    """The expected contents of an array."""
     per: Per
 
 
 @cache
 def column_specs() -> tuple[ColumnSpec, ...]:
     """The columns of a batch, in the order of its fields."""
-    hints = get_type_hints(Columns, include_extras=True)
     specs = []
-    for name, hint in hints.items():
+    for name, hint in get_type_hints(Columns, include_extras=True).items():
         if get_origin(hint) is Annotated:
-            dtype, words = _TYPES.get(hint.__origin__, (None, ""))
-            specs.append(ColumnSpec(name, dtype, words, hint.__metadata__[0]))
+            kind, *more = get_args(hint)
+            array = get_origin(kind) is np.ndarray
+            specs.append(ColumnSpec(name, np.dtype(get_args(get_args(kind)[1])[0]) if array else None, *more))
     return tuple(specs)

@@ -10,7 +10,6 @@ from typing import Any, Literal
 from creditflow.errors import DataError, first_line
 
 Split = Literal["train", "val"]
-Rows = Iterator[dict[str, Any]]
 
 SUFFIXES = (".parquet", ".jsonl")
 """Endings of files that hold tasks."""
@@ -42,7 +41,7 @@ def parts_of_folder(folder: Path, split: Split, key: str) -> list[Path]:
     return splits[""]
 
 
-def saved_rows(folder: Path, choose: Callable[[list[str]], list[str]]) -> Rows:
+def saved_rows(folder: Path, choose: Callable[[list[str]], list[str]]) -> Iterator[dict[str, Any]]:
     """Yield the rows of a data set that `Dataset.save_to_disk` has written, with the columns that `choose` keeps.
 
     Raises DataError if it is unreadable or `datasets` is not installed.

@@ -143,10 +143,7 @@ def _call(name: str, base: Path, key: str, recipe: Mapping[str, Any], split: Spl
 
 def _arguments(make: Callable[..., object], name: str, key: str, offered: dict[str, object]) -> dict[str, object]:
     """Those of the `offered` keyword arguments that `make` takes. Raises DataError if it requires others."""
-    try:
-        signature = inspect.signature(make)
-    except ValueError:  # compiled functions may have no signature
-        return offered
+    signature = inspect.signature(make)
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
     arguments = {word: value for word, value in offered.items() if takes_all or word in signature.parameters}
     try:
@@ -329,20 +326,14 @@ def _expect_json(value: object, where: str, ascii_only: bool = True) -> None:
     """
     try:
         json.dumps(value, ensure_ascii=ascii_only).encode()
-        return
     except (TypeError, ValueError, RecursionError):
-        pass
-    inner: Iterable[tuple[str, object]] = ()
-    if isinstance(value, dict):
-        inner = ((f"{where}.{key}", inner_value) for key, inner_value in value.items() if isinstance(key, str))
-    elif isinstance(value, list | tuple):
-        inner = ((f"{where}[{i}]", inner_value) for i, inner_value in enumerate(value))
-    for place, inner_value in inner:
-        _expect_json(inner_value, place, ascii_only)
-    kind = type(value).__name__
-    raise DataError(
-        f"{where}: expected what JSON can say, so that a run can record it, got a {kind}: {ascii(value)[:80]}"
-    )
+        held = value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list | tuple) else ())
+        for key, part in held:
+            _expect_json(part, f"{where}.{key}", ascii_only)
+        kind = type(value).__name__
+        raise DataError(
+            f"{where}: expected what JSON can say, so that a run can record it, got a {kind}: {ascii(value)[:80]}"
+        ) from None
 
 
 def _is_gsm8k(row: Mapping[str, Any]) -> bool:

@@ -26,15 +26,7 @@ from numpy.typing import NDArray
 from creditflow.data.assembly import Lists, Places, columns_of_lists, offsets_of
 from creditflow.data.batch import TrajectoryBatch
 from creditflow.data.columns import ColumnSpec, Made, column_specs
-from creditflow.data.trajectory import (
-    NOT_MATCHED,
-    OK,
-    Bools,
-    Ints,
-    Score,
-    Task,
-    Trajectory,
-)
+from creditflow.data.trajectory import NOT_MATCHED, OK, Bools, Ints, Score, Task, Trajectory
 from creditflow.data.validation import check_outcome_status, first_true, validate
 from creditflow.errors import BatchError, first_line
 

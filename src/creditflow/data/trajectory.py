@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,6 +129,13 @@ def clip_rounding(value: float, low: float, high: float) -> float:
     if low - slack <= value <= high + slack:
         return low if value < low else high
     return value
+
+
+def outcome_value(outcome: Score | None) -> float:
+    """The value of an outcome, clipped if it is outside its range by rounding alone; NaN for none or a failed one."""
+    if outcome is None or outcome.status != "ok":
+        return float("nan")
+    return clip_rounding(cast(float, outcome.value), *outcome.range)
 
 
 def into_range(value: float, allowed: tuple[float, float]) -> float:

@@ -10,22 +10,24 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from numbers import Integral, Real
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from creditflow.data.columns import Columns, column_specs
-from creditflow.data.trajectory import CODE_OF_STATUS, OK, TRAJECTORY_STATUSES, Bools, Ints, Score, Step, Trajectory
-from creditflow.errors import (
-    BatchError,
-    NotFiniteError,
-    OrderError,
-    ScoreRangeError,
-    ShapeError,
-    did_you_mean,
-    first_line,
+from creditflow.data.trajectory import (
+    CODE_OF_STATUS,
+    OK,
+    TRAJECTORY_STATUSES,
+    Bools,
+    Ints,
+    Score,
+    Step,
+    Trajectory,
+    outcome_value,
 )
+from creditflow.errors import BatchError, NotFiniteError, OrderError, ScoreRangeError, ShapeError, did_you_mean
 
 _COLUMN_TOLERANCE = 1e-9
 """Columns hold rescaled, clipped scores; the mean of several may still leave [0, 1] by rounding."""
@@ -61,11 +63,9 @@ def validate(batch: Columns) -> None:
 
 
 def _fits(column: object, dtype: np.dtype[Any]) -> bool:
-    if not isinstance(column, np.ndarray):
-        return False
-    if dtype.kind == "i":  # unsigned integers would wrap around in differences, and cannot hold -1 (none)
-        return column.dtype.kind == "i" and bool(column.dtype.isnative)
-    return column.dtype in ((np.bool_,) if dtype.kind == "b" else (np.float64, np.float32))
+    """Whether it is an array of such entries. Unsigned integers cannot hold -1, and their differences wrap around."""
+    kind = column.dtype if isinstance(column, np.ndarray) and column.dtype.isnative else np.dtype(object)
+    return kind.kind == dtype.kind and kind not in (np.float16, np.longdouble)
 
 
 def _check_columns(batch: Columns) -> None:
@@ -80,7 +80,7 @@ def _check_columns(batch: Columns) -> None:
         column, expected = getattr(batch, spec.name), tuple(size[letter] for letter in spec.per.shape)
         if spec.dtype is not None and not _fits(column, spec.dtype):
             got = column.dtype if isinstance(column, np.ndarray) else type(column).__name__
-            raise ShapeError(f"column {spec.name}: expected an array of {spec.words}, got {got}")
+            raise ShapeError(f"column {spec.name}: expected an array of {spec.dtype}, got {got}")
         shape = None if column is None else column.shape if isinstance(column, np.ndarray) else (len(column),)
         if shape != expected and not (spec.per.optional and shape == (0,)):
             raise ShapeError(f"column {spec.name}: expected shape {expected}, got {shape}")
@@ -98,13 +98,10 @@ def _refuse(wrong: Bools, kind: type[BatchError], why: Callable[[int], str]) -> 
 def _check_offsets(batch: Columns, name: str, offsets: Ints) -> None:
     if offsets[0] != 0:
         raise ShapeError(f"column {name}: expected 0 as the first, got {offsets[0]}")
-    _refuse(
-        offsets[1:] < offsets[:-1],
-        ShapeError,
-        lambda s: (
-            f"step {batch.step_ids[s]}: expected {name} that do not decrease, got {offsets[s + 1]} after {offsets[s]}"
-        ),
-    )
+    if (wrong_S := offsets[1:] < offsets[:-1]).any():
+        s = first_true(wrong_S)
+        got = f"{offsets[s + 1]} after {offsets[s]}"
+        raise ShapeError(f"step {batch.step_ids[s]}: expected {name} that do not decrease, got {got}")
 
 
 def _check_indices(batch: Columns) -> None:
@@ -118,14 +115,11 @@ def _check_indices(batch: Columns) -> None:
 
 
 def _check_order(batch: Columns) -> None:
-    trajectory_S, step_ids, trajectory_ids = batch.trajectory_of_step, batch.step_ids, batch.trajectory_ids
+    trajectory_S = batch.trajectory_of_step
     _refuse(
         np.diff(trajectory_S) < 0,
         OrderError,
-        lambda s: (
-            f"step {step_ids[s + 1]}: expected steps to lie trajectory by trajectory, got one of "
-            f"{trajectory_ids[trajectory_S[s + 1]]} after one of {trajectory_ids[trajectory_S[s]]}"
-        ),
+        lambda s: f"{_step(batch, s + 1)}: expected steps trajectory by trajectory, got it after {_step(batch, s)}",
     )
     steps_N = np.bincount(trajectory_S, minlength=batch.n_trajectories)
     expected_S = np.arange(batch.n_steps) - (np.cumsum(steps_N) - steps_N)[trajectory_S]
@@ -156,7 +150,7 @@ def _check_edges(batch: Columns) -> None:
     for wrong_E, kind, expected in (
         (parent_E >= child_E, OrderError, "parents that came before it"),
         (trajectory_S[child_E] != trajectory_S[parent_E], BatchError, "parents in its own trajectory"),
-        (repeated(child_E, parent_E), BatchError, "each parent once"),
+        (_repeated(child_E, parent_E), BatchError, "each parent once"),
     ):
         if wrong_E.any():
             child, parent = (_step(batch, steps_E[first_true(wrong_E)]) for steps_E in (child_E, parent_E))
@@ -167,7 +161,7 @@ def _step(batch: Columns, s: int) -> str:
     return f"step {batch.step_ids[s]} of trajectory {batch.trajectory_ids[batch.trajectory_of_step[s]]}"
 
 
-def repeated(child_E: Ints, parent_E: Ints) -> Bools:
+def _repeated(child_E: Ints, parent_E: Ints) -> Bools:
     """[E] whether the edge repeats an earlier one."""
     many_E = np.flatnonzero(np.bincount(child_E)[child_E] > 1)
     order, repeated_E = many_E[np.lexsort((parent_E[many_E], child_E[many_E]))], np.zeros(len(child_E), dtype=np.bool_)
@@ -201,7 +195,11 @@ def _check_outcomes(batch: Columns) -> None:
     for n in range(batch.n_trajectories) if made else np.flatnonzero(~np.isfinite(batch.outcome)).tolist():
         check_outcome_status(f"trajectory {batch.trajectory_ids[n]}", batch.outcome_scores[n], float(batch.outcome[n]))
     for n, own in enumerate(batch.outcomes_of_agents):
-        _check_own_outcomes(f"trajectory {batch.trajectory_ids[n]}", own)
+        where = f"trajectory {batch.trajectory_ids[n]}: outcomes"
+        _check_named_scores(where, own)
+        for agent, score in own.items():
+            check_outcome(f"{where}[{agent!r}]", score)
+            check_outcome_status(f"{where}[{agent!r}]", score, outcome_value(score))
 
 
 def check_outcome_status(where: str, score: Score | None, value: float) -> None:
@@ -211,17 +209,6 @@ def check_outcome_status(where: str, score: Score | None, value: float) -> None:
         raise NotFiniteError(f"{where}: expected a finite outcome where its scoring was ok, got {value}")
     if not math.isnan(value) and status not in ("ok", None):
         raise BatchError(f"{where}: an outcome of {value}, but its scoring has status {status}")
-
-
-def _check_own_outcomes(where: str, outcomes: Mapping[str, Score]) -> None:
-    """Check the outcomes of single agents of a trajectory."""
-    _check_named_scores(f"{where}: outcomes", outcomes)
-    for agent, score in outcomes.items():
-        check_outcome(f"{where}: outcomes[{agent!r}]", score)
-        if score.status == "ok" and not math.isfinite(cast(float, score.value)):
-            raise NotFiniteError(
-                f"{where}: expected a finite outcome of {agent} where its scoring was ok, got {score.value}"
-            )
 
 
 def check_outcome(where: str, score: object) -> None:
@@ -264,7 +251,7 @@ def as_column(where: str, values: object, dtype: DTypeLike, *ndims: int, words: 
     try:
         raw = np.asarray(values)
     except (ValueError, TypeError, RuntimeError) as error:  # lists of different lengths; a tensor on another device
-        raise ShapeError(f"{where}: expected {words or general}, got {shown(values)}: {first_line(error)}") from error
+        raise ShapeError(f"{where}: expected {words or general}, got {shown(values)}: {error}") from error
     if raw.size == 0:
         raw = raw.astype(target).reshape(raw.shape if raw.ndim in ndims else (0,) * ndims[-1])
     if raw.ndim not in ndims:
@@ -282,20 +269,11 @@ def as_column(where: str, values: object, dtype: DTypeLike, *ndims: int, words: 
 
 
 def as_joined_column(
-    values: Sequence[Any],
-    parts: Sequence[Any],
-    dtype: DTypeLike,
-    where: Callable[[int], str],
-    *,
-    ndim: int = 0,
-    words: str = "",
+    parts: Sequence[Any], dtype: DTypeLike, where: Callable[[int], str], ndim: int = 0, words: str = ""
 ) -> NDArray[Any]:
-    """Return `as_column` of `values`, which come from `parts` of `ndim` dimensions.
-
-    The message names the first wrong part i by `where(i)`.
-    """
+    """Return `as_column` of the parts: numbers, or lists (`ndim` 1) joined. A message names part i by `where(i)`."""
     try:
-        return as_column("a column", values, dtype)
+        return as_column("a column", [value for part in parts for value in part] if ndim else parts, dtype)
     except ShapeError:
         for i, part in enumerate(parts):
             as_column(where(i), part, dtype, ndim, words=words)

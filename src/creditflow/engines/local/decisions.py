@@ -15,7 +15,7 @@ import numpy as np
 
 from creditflow.credit.rewards import common_outcomes
 from creditflow.data import Bools, Floats, Ints, Trajectory, TrajectoryBatch
-from creditflow.data.batch import outcome_value
+from creditflow.data.trajectory import outcome_value
 from creditflow.engines.common.components import Components
 from creditflow.engines.local.policy_set import PolicySet
 from creditflow.engines.local.rollouts import complete, fill_references

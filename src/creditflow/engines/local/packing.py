@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from creditflow.data import Bools, Ints, TokenIds, TrajectoryBatch
+from creditflow.data import Bools, Ints, TrajectoryBatch
+from creditflow.data.trajectory import TokenIds
 
 _WASTE = 1.25
 """The largest ratio of row lengths within an attention group of at least `_FEW` rows."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from creditflow.data import clip_rounding
+from creditflow.data.trajectory import clip_rounding
 from creditflow.errors import CreditflowError
 from creditflow.rewards.support.fences import blocks_in
 
