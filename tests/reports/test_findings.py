@@ -9,7 +9,7 @@ from scipy import stats
 
 from creditflow.data import Score, TrajectoryBatch
 from creditflow.reports import findings as module
-from creditflow.reports.findings import ERROR_RATE, FINDINGS, Finding, Tables, findings, findings_of, lines, tables_of
+from creditflow.reports.findings import ERROR_RATE, FINDINGS, Finding, Tables, findings, lines, tables_of
 from creditflow.reports.significance import association, at_least, trend
 from creditflow.runs import Ledger, RunFolder
 from tests.builders import batch_of, make_trajectory, step
@@ -239,12 +239,12 @@ def test_findings_of_a_run_link_to_its_trajectories(tmp_path: Path) -> None:
     index = indexed(ledger)
     tables = tables_of(ledger, index)
     assert sum(row["n"] for row in tables.parts) == 12 * 20 * 3
-    (limiting,) = [one for one in findings_of(ledger, index) if one.about == "limiting_agent"]
+    (limiting,) = [one for one in findings(tables_of(ledger, index)) if one.about == "limiting_agent"]
     id, training_step = limiting.trajectory
     batch = ledger.read(training_step).batch
     n = batch.trajectory_ids.index(id)
     assert batch.outcome[n] == 0.0
-    said = "\n".join(lines(findings_of(ledger, index)))
+    said = "\n".join(lines(findings(tables_of(ledger, index))))
     assert f"see trajectory {id}" in said
     assert "write limits the team" in said
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from creditflow.data import TRAJECTORY_STATUSES, TrajectoryBatch
 from creditflow.errors import UnknownIdError
 from creditflow.reports.text import cut
 from creditflow.reports.why import first_error, terms, tree
+from creditflow.rollout.chat import pieces
 from creditflow.runs import Ledger, Recorded
 
 Pieces = Callable[[Sequence[int]], list[str]]
@@ -115,7 +117,7 @@ def step_detail(recorded: Recorded, step_id: str, token: int | None, spelling: S
     """
     batch, a = recorded.batch, recorded.assignment
     s = _place(batch.step_ids, step_id, "step", recorded.step)
-    pieces = spelling.for_policy(batch.policy_names[batch.policy_of_step[s]])
+    texts_of = spelling.for_policy(batch.policy_names[batch.policy_of_step[s]])
     detail: dict[str, Any] = {
         "id": step_id,
         "training_step": recorded.step,
@@ -137,9 +139,9 @@ def step_detail(recorded: Recorded, step_id: str, token: int | None, spelling: S
             }
             for name, score in batch.raw_scores[s].items()
         ],
-        "tokens": _tokens(batch, a, s, pieces),
+        "tokens": _tokens(batch, a, s, texts_of),
         "tokens_in_all": int(batch.token_offsets[s + 1] - batch.token_offsets[s]),
-        "spelled": pieces is not None,
+        "spelled": texts_of is not None,
     }
     if a is not None:
         explanation = explain(a, s, token)
@@ -147,11 +149,11 @@ def step_detail(recorded: Recorded, step_id: str, token: int | None, spelling: S
     return detail
 
 
-def _tokens(batch: TrajectoryBatch, a: Assignment | None, s: int, pieces: Pieces | None) -> list[dict[str, Any]]:
+def _tokens(batch: TrajectoryBatch, a: Assignment | None, s: int, texts_of: Pieces | None) -> list[dict[str, Any]]:
     start, stop = (int(at) for at in batch.token_offsets[s : s + 2])
     stop = min(stop, start + _TOKENS)
     ids = batch.response_ids[start:stop].tolist()
-    texts = [f"[{id}]" for id in ids] if pieces is None else pieces(ids)
+    texts = [f"[{id}]" for id in ids] if texts_of is None else texts_of(ids)
     advantage_T = np.zeros(stop - start) if a is None else a.token_advantages()[start:stop]
     mask, logprobs = batch.response_mask[start:stop].tolist(), batch.logprobs[start:stop].tolist()
     return [
@@ -182,7 +184,7 @@ class Spelling:
     def for_policy(self, policy: str) -> Pieces | None:
         """The texts for a policy's tokens; None without a readable tokenizer, which may appear later."""
         if policy not in self._found and (tokenizer := self._tokenizer(policy)) is not None:
-            self._found[policy] = lambda ids: _pieces(tokenizer, list(ids))
+            self._found[policy] = partial(pieces, partial(tokenizer.decode, skip_special_tokens=False))
         return self._found.get(policy)
 
     def _tokenizer(self, policy: str) -> Any:
@@ -196,13 +198,3 @@ class Spelling:
             except Exception:  # the library raises a plain Exception for a file that is not a tokenizer
                 continue
         return None
-
-
-def _pieces(tokenizer: Any, ids: list[int]) -> list[str]:
-    from tokenizers.decoders import DecodeStream
-
-    stream = DecodeStream(skip_special_tokens=False)
-    try:
-        return [stream.step(tokenizer, id) or "" for id in ids]
-    except Exception:  # the library raises a plain Exception if the tokens are not valid text
-        return [f"[{id}]" for id in ids]

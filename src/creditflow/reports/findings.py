@@ -12,7 +12,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median
 from typing import Any, Literal
 
@@ -71,28 +71,23 @@ class Change:
 class Finding:
     """A sentence about a run."""
 
-    about: str
-    """The name of the function that made it."""
-    kind: Literal["problem", "good", "unknown"]
-    """`unknown`: there is too little data."""
     sentence: str
     evidence: tuple[str, ...] = ()
     metric: str | None = None
     """The curve that shows it."""
+    change: Change | None = None
     trajectory: tuple[str, int] | None = None
     """A trajectory that shows it, with its training step."""
-    change: Change | None = None
+    kind: Literal["problem", "good", "unknown"] = "problem"
+    """`unknown`: there is too little data."""
+    about: str = ""
+    """The name of the function that made it, which `findings` fills in."""
 
 
 def findings(tables: Tables) -> list[Finding]:
     """All findings of a run: problems and good news in the order of `FINDINGS`, then the open questions."""
-    results = [finding for find in FINDINGS for finding in find(tables)]
+    results = [replace(finding, about=find.__name__) for find in FINDINGS for finding in find(tables)]
     return sorted(results, key=lambda finding: finding.kind == "unknown")
-
-
-def findings_of(ledger: Ledger, index: Index) -> list[Finding]:
-    """The findings of a run."""
-    return findings(tables_of(ledger, index))
 
 
 def tables_of(ledger: Ledger, index: Index) -> Tables:
@@ -149,7 +144,7 @@ def learning(tables: Tables) -> Iterator[Finding]:
     name = next((name for name, points in series.items() if len(points) >= _POINTS), None)
     if name is None:
         most = max(map(len, series.values()))
-        yield _unknown("learning", f"whether the run learns: {most} values of pass@1, {_POINTS} are needed")
+        yield _unknown(f"whether the run learns: {most} values of pass@1, {_POINTS} are needed")
         return
     fit, points, subject = trend(series[name]), series[name], _SERIES[name]
     if len(distinct := {value for _, value in points}) == 1 and distinct <= {0.0, 1.0}:
@@ -164,14 +159,14 @@ def learning(tables: Tables) -> Iterator[Finding]:
     if fit.p > ERROR_RATE:
         change = Change(_RATE, _three_fold(rate, 1), "a larger step, if the gradient norm and the entropy are steady")
         sentence = f"The run does not learn beyond noise: {subject} went {from_to}."
-        yield Finding("learning", "problem", sentence, (evidence, method), name, None, change)
+        yield Finding(sentence, (evidence, method), name, change)
     elif fit.rises:
         sentence = f"The run learns: {subject} rose {from_to}."
-        yield Finding("learning", "good", sentence, (evidence, method), name)
+        yield Finding(sentence, (evidence, method), name, kind="good")
     else:
         change = Change(_RATE, _three_fold(rate, -1), "smaller updates")
         sentence = f"The run gets worse: {subject} fell {from_to}."
-        yield Finding("learning", "problem", sentence, (evidence, method), name, None, change)
+        yield Finding(sentence, (evidence, method), name, change)
 
 
 def _constant(tables: Tables, name: str, value: float, n: int) -> Finding:
@@ -179,12 +174,12 @@ def _constant(tables: Tables, name: str, value: float, n: int) -> Finding:
     evidence, subject = (f"{n} equal values",), _SERIES[name]
     if value:
         sentence = f"There is nothing left to learn: {subject} is 1 throughout."
-        return Finding("learning", "unknown", sentence, evidence, name)
+        return Finding(sentence, evidence, name, kind="unknown")
     sentence = f"No task is ever solved: {subject} is 0 throughout."
     key = "actor_rollout_ref.rollout.n"
     reason = "a rare success needs more rollouts of a task; easier tasks or a supervised warm-up help more"
     change = Change(key, 2 * int(tables.setting(key, 8)), reason)
-    return Finding("learning", "problem", sentence, evidence, name, None, change)
+    return Finding(sentence, evidence, name, change)
 
 
 def _three_fold(rate: float, sign: int) -> float:
@@ -201,11 +196,9 @@ def limiting_agent(tables: Tables) -> Iterator[Finding]:
     n_wrong = max((_count(rows, agent, ended_right=False) for agent in scored), default=0)
     n_right = max((_count(rows, agent, ended_right=True) for agent in scored), default=0)
     if not scored or min(n_wrong, n_right) < ENOUGH:
-        reason = (
-            "no agent has scores" if not scored else f"{n_right} right and {n_wrong} wrong trajectories with scores"
-        )
+        counts = f"{n_right} right and {n_wrong} wrong trajectories with scores"
+        reason = counts if scored else "no agent has scores"
         yield _unknown(
-            "limiting_agent",
             f"which agent limits the team: {reason}, {ENOUGH} right and {ENOUGH} wrong ones are needed",
         )
         return
@@ -232,19 +225,13 @@ def limiting_agent(tables: Tables) -> Iterator[Finding]:
             f"{named} limit{'' if close else 's'} the team: {agent} makes the first error in {first:,} of "
             f"{n_failed:,} wrong trajectories."
         )
-    evidence = [
+    bound = "" if len(scored) == 1 else f" (bound {ERROR_RATE / len(scored):.2g}, for {len(scored)} agents)"
+    evidence = (
         f"trajectories in which {agent} errs end right {_share(erred)} of the time, others {_share(others)}",
-        f"Mantel-Haenszel test over training steps (1959), p {_p(p)}{_among(len(scored), 'agents')}",
-    ]
-    yield Finding(
-        "limiting_agent",
-        "problem",
-        sentence,
-        tuple(evidence),
-        _present(tables, f"reward/step_error_rate/{agent}"),
-        (tables.examples or {}).get(agent),
-        _help_for(tables, agent),
+        f"Mantel-Haenszel test over training steps (1959), p {_p(p)}{bound}",
     )
+    metric, example = _present(tables, f"reward/step_error_rate/{agent}"), (tables.examples or {}).get(agent)
+    yield Finding(sentence, evidence, metric, _help_for(tables, agent), example)
 
 
 def _strata(rows: Iterable[Mapping[str, Any]], agent: str) -> list[tuple[int, int, int, int]]:
@@ -295,7 +282,7 @@ def withheld_credit(tables: Tables) -> Iterator[Finding]:
     n_tests = len(gated) + len(masked)
     most = max((len(shares) for shares in [*gated.values(), *masked.values()]), default=0)
     if not n_tests or 0.5**most > ERROR_RATE / n_tests:
-        yield _unknown("withheld_credit", f"whether credit is withheld: {most} training steps with credit are too few")
+        yield _unknown(f"whether credit is withheld: {most} training steps with credit are too few")
         return
     bound, lower = ERROR_RATE / n_tests, None
     if tables.setting("algorithm.propagation.rule", "threshold") == "threshold":
@@ -320,7 +307,7 @@ def _withheld(
             f"over {_share(_WITHHELD)} {of} in {n} of {len(shares)} training steps",
             f"sign test over training steps, p {_p(p)}",
         )
-        yield Finding("withheld_credit", "problem", sentence, evidence, metric, None, change)
+        yield Finding(sentence, evidence, metric, change)
 
 
 def _unmask(tables: Tables) -> Change:
@@ -341,7 +328,7 @@ def reward_functions(tables: Tables) -> Iterator[Finding]:
     """Reward functions that fail on over a hundredth of their scores, or give one value alone."""
     scores = _by_name(tables.metrics, "reward/(.+)/scores")
     if not scores:
-        yield _unknown("reward_functions", "reward functions: no scores are on record")
+        yield _unknown("reward functions: no scores are on record")
         return
     few = []
     for name in scores:
@@ -353,14 +340,11 @@ def reward_functions(tables: Tables) -> Iterator[Finding]:
             continue
         p = at_least(failed, n, _RARE)
         if failed and p <= ERROR_RATE / len(scores):
+            of_all = f"{failed:,} of {n:,} scores ({_share(failed / n)})"
             yield Finding(
-                "reward_functions",
-                "problem",
-                f"The reward function {name} fails on {failed:,} of {n:,} scores ({_share(failed / n)}); these steps "
-                "are masked.",
+                f"The reward function {name} fails on {of_all}; these steps are masked.",
                 (f"above {_share(_RARE)}: exact binomial test, p {_p(p)}",),
                 f"reward/{name}/failed_frac",
-                None,
                 _longer_timeout(tables, "if the failures are time-outs; else the first reasons are in failures.log"),
             )
         values = {round(row[f"reward/{name}/mean"], 12) for row in rows if row.get(f"reward/{name}/mean") is not None}
@@ -371,17 +355,11 @@ def reward_functions(tables: Tables) -> Iterator[Finding]:
             if n - failed < needed:
                 few.append(f"{name} ({n - failed} equal ones; {needed} are needed to call it constant)")
                 continue
-            yield Finding(
-                "reward_functions",
-                "problem",
-                f"The reward function {name} is constant: all {n - failed:,} scores are {values.pop():g}.",
-                (f"fewer than {_share(_RARE)} differ: exact binomial test, p < {ERROR_RATE / len(scores):.2g}",),
-                f"reward/{name}/sd",
-                None,
-                _without(tables, name),
-            )
+            evidence = (f"fewer than {_share(_RARE)} differ: exact binomial test, p < {ERROR_RATE / len(scores):.2g}",)
+            sentence = f"The reward function {name} is constant: all {n - failed:,} scores are {values.pop():g}."
+            yield Finding(sentence, evidence, f"reward/{name}/sd", _without(tables, name))
     if few:
-        yield _unknown("reward_functions", f"reward functions with too few scores: {', '.join(few)}")
+        yield _unknown(f"reward functions with too few scores: {', '.join(few)}")
 
 
 def _without(tables: Tables, name: str) -> Change | None:
@@ -406,21 +384,15 @@ def unreached_agents(tables: Tables) -> Iterator[Finding]:
     """Agents that no score and no outcome reaches. This is exact: no test is needed."""
     reach = _by_name(tables.metrics, "credit/reach/(.+)")
     if not reach:
-        yield _unknown("unreached_agents", "which agents a signal reaches: credit/reach is not on record")
+        yield _unknown("which agents a signal reaches: credit/reach is not on record")
         return
     to_all = Change("algorithm.propagation.outcome_to", "all", "the outcome reaches every step")
     useful = tables.setting(to_all.key, "all") != "all" and tables.setting("algorithm.adv_estimator", "grpo") != "gae"
     for agent, shares in reach.items():
         if max(shares) == 0:
-            yield Finding(
-                "unreached_agents",
-                "problem",
-                f"No signal reaches {agent}: it does not learn.",
-                (f"credit/reach is 0 in all {len(shares)} training steps",),
-                f"credit/reach/{agent}",
-                None,
-                to_all if useful else None,
-            )
+            evidence = (f"credit/reach is 0 in all {len(shares)} training steps",)
+            change = to_all if useful else None
+            yield Finding(f"No signal reaches {agent}: it does not learn.", evidence, f"credit/reach/{agent}", change)
 
 
 # ---- trajectories that end early ------------------------------------------------------------------------------------
@@ -429,13 +401,13 @@ def unreached_agents(tables: Tables) -> Iterator[Finding]:
 def early_ends(tables: Tables) -> Iterator[Finding]:
     """Over a fifth of the trajectories ends early, as the mean over training steps. This is exact: no test."""
     if not any(metric in row for row in tables.metrics for metric in _EARLY):
-        yield _unknown("early_ends", "whether trajectories end early: their shares are not on record")
+        yield _unknown("whether trajectories end early: their shares are not on record")
         return
     for metric, (how, change) in _EARLY.items():
         shares = [row[metric] for row in tables.metrics if _is_number(row.get(metric))]
         if shares and (mean := fmean(shares)) > _WITHHELD:
             evidence = (f"{metric} is {_share(min(shares))} to {_share(max(shares))} in {len(shares)} training steps",)
-            yield Finding("early_ends", "problem", f"{_share(mean)} {how}.", evidence, metric, None, change(tables))
+            yield Finding(f"{_share(mean)} {how}.", evidence, metric, change(tables))
 
 
 def _longer_responses(tables: Tables) -> Change:
@@ -471,8 +443,8 @@ FINDINGS: tuple[Callable[[Tables], Iterable[Finding]], ...] = (
 # ---- helpers ---------------------------------------------------------------------------------------------------------
 
 
-def _unknown(about: str, what: str) -> Finding:
-    return Finding(about, "unknown", f"Not judged: {what}.")
+def _unknown(what: str) -> Finding:
+    return Finding(f"Not judged: {what}.", kind="unknown")
 
 
 def _points(rows: Iterable[Mapping[str, Any]], name: str) -> list[tuple[float, float]]:
@@ -501,11 +473,6 @@ def _present(tables: Tables, metric: str) -> str | None:
 
 def _share(value: float) -> str:
     return "-" if math.isnan(value) else f"{100 * value:.0f} %"
-
-
-def _among(n: int, what: str) -> str:
-    """The share of the error rate that each of several tests has."""
-    return "" if n == 1 else f" (bound {ERROR_RATE / n:.2g}, for {n} {what})"
 
 
 def _p(p: float) -> str:

@@ -12,7 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
 
 from creditflow._utils.files import json_ready
 from creditflow.credit.records import Rule
@@ -59,7 +61,7 @@ class Filter:
     """`open` or `closed`."""
     outcome: str | None = None
     """`right`, `wrong` or `unscored`."""
-    training_step: int | None = None
+    training_step: Annotated[int | None, Field(ge=0, lt=2**31)] = None
 
     def clauses(self, between: tuple[int, int] | None = None) -> tuple[str, list[Any]]:
         """An SQL condition on `trajectories`, and its values. `between`: first and last training step to look at."""

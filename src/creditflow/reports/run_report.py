@@ -9,7 +9,7 @@ from typing import Any
 from creditflow._utils.files import write_whole
 from creditflow.errors import DataError, first_line
 from creditflow.reports.detail import Spelling, step_detail, trajectory_graph
-from creditflow.reports.findings import Finding, as_json, findings_of
+from creditflow.reports.findings import Finding, as_json, findings, tables_of
 from creditflow.reports.html import page
 from creditflow.reports.index import ROW, Index
 from creditflow.reports.overview import overview
@@ -37,14 +37,14 @@ def report_data(ledger: Ledger, index: Index, count: int = SAMPLES) -> tuple[dic
 
     `overview.left_out` names the missing parts.
     """
-    findings = findings_of(ledger, index)
-    shown = [finding.trajectory for finding in findings if finding.trajectory is not None]
+    found = findings(tables_of(ledger, index))
+    shown = [finding.trajectory for finding in found if finding.trajectory is not None]
     data: dict[str, Any] = {
-        "overview": overview(ledger, index) | {"findings": as_json(findings)},
+        "overview": overview(ledger, index) | {"findings": as_json(found)},
         "samples": samples(ledger, index, count, shown),
     }
     data["overview"]["left_out"] = [*data["overview"]["left_out"], *data["samples"].pop("left_out")]
-    return data, findings
+    return data, found
 
 
 def write_run_report(path: Path) -> tuple[Path, str]:
@@ -55,12 +55,12 @@ def write_run_report(path: Path) -> tuple[Path, str]:
     ledger = Ledger.open(path)
     index = indexed(ledger)
     try:
-        data, findings = report_data(ledger, index)
+        data, found = report_data(ledger, index)
     finally:
         index.close()
     text = page(data, f"creditflow: {path.resolve().name}")
     write_whole(path / FILE, lambda aside: aside.write_text(text, encoding="utf-8"))
-    return path / FILE, _summary(data["overview"], findings)
+    return path / FILE, _summary(data["overview"], found)
 
 
 def _summary(shown: dict[str, Any], findings: Sequence[Finding]) -> str:

@@ -22,7 +22,7 @@ from creditflow._utils.files import json_ready
 from creditflow._utils.loopback import bound, expect_loopback, host_name, hosts_of, url_of
 from creditflow.errors import BatchError, CreditflowError, InputError, UnknownIdError, first_line
 from creditflow.reports.detail import Spelling, step_detail, trajectory_graph
-from creditflow.reports.findings import as_json, findings_of
+from creditflow.reports.findings import as_json, findings, tables_of
 from creditflow.reports.html import page
 from creditflow.reports.index import Filter, Index
 from creditflow.reports.overview import overview
@@ -104,8 +104,8 @@ class Watched:
                 *(file.stat().st_size for file in files if file.is_file()),
             )
             if self._overview[0] != now:
-                findings = as_json(findings_of(ledger, self.index))
-                self._overview = (now, overview(ledger, self.index) | {"findings": findings})
+                found = as_json(findings(tables_of(ledger, self.index)))
+                self._overview = (now, overview(ledger, self.index) | {"findings": found})
             content = self._overview[1]
             if (trouble := self.trouble) is None:
                 return content
@@ -176,18 +176,7 @@ def application(watched: Watched, hosts: tuple[str, ...] | None) -> FastAPI:
     return app
 
 
-def _where(
-    agent: str | None = None,
-    least_score: float | None = None,
-    most_score: float | None = None,
-    gate: str | None = None,
-    outcome: str | None = None,
-    training_step: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
-) -> Filter:
-    return Filter(agent, least_score, most_score, gate, outcome, training_step)
-
-
-Where = Annotated[Filter, Depends(_where)]
+Where = Annotated[Filter, Depends()]
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
