@@ -31,7 +31,7 @@ TRACKER = """
 import json
 from creditflow.monitoring.trackers.base import tracker
 
-@tracker("lines", packages=("numpy",), tables=True)
+@tracker("lines", packages=("numpy",))
 class Lines:
     def __init__(self, run):
         self.file = run.folder / "lines.jsonl"

@@ -95,9 +95,13 @@ def test_python_runs_in_the_sandbox_and_returns_its_output():
     ("entry", "message"),
     [
         ("calcuator", r"tools\[0\]: expected one of .*did you mean 'calculator'"),
-        ({"fn": "calculator", "arg": {}}, r"tools\[0\]: unknown key 'arg'.*did you mean 'args'"),
-        ({"name": "x"}, r"tools\[0\]: expected a name, `file.py:function`"),
-        ({"fn": "calculator", "timeout": 0}, r"tools\[0\].timeout: expected seconds, more than 0, got 0"),
+        (
+            {"fn": "calculator", "arg": {}},
+            r"unknown key 'team.agents.a.tools\[0\].arg' .did you mean 'team.agents.a.tools\[0\].args'",
+        ),
+        ({"name": "x"}, r"tools\[0\].fn: expected a text, got nothing"),
+        (7, r"tools\[0\]: expected a name, `file.py:function`"),
+        ({"fn": "calculator", "timeout": 0}, r"tools\[0\].timeout: expected a number above 0, got 0"),
         ("missing.py:f", r"tools\[0\].fn: no file 'missing.py'"),
         ({"fn": "python", "args": {"box": {}}}, r"tools\[0\] \(python\): .*unexpected keyword argument 'box'"),
         ({"fn": "python", "args": {"sandbox": {"wall": 1}}}, "unknown key 'bubblewrap.wall'"),

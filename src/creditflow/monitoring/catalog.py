@@ -10,7 +10,7 @@ import csv
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from importlib import resources
 
 from creditflow.errors import ConfigError, did_you_mean
@@ -67,7 +67,7 @@ def described(name: str, names: Names) -> Metric | None:
         name = rest
     # Without an engine, entries of both engines are candidates.
     here = [entry for entry in all_metrics() if not names.engine or entry.engine in ("", names.engine)]
-    return next((entry for entry in here if _fits(entry.name, name, names)), None)
+    return next((entry for entry in here if re.fullmatch(_pattern(entry.name, names), name)), None)
 
 
 def expect_known(metric: str, names: Names, key: str) -> Metric:
@@ -78,21 +78,15 @@ def expect_known(metric: str, names: Names, key: str) -> Metric:
     return entry
 
 
-def _fits(pattern: str, name: str, names: Names) -> bool:
-    parts, words = pattern.split("/"), name.split("/")
-    return len(parts) == len(words) and all(map(partial(_part_fits, names), parts, words))
+def _pattern(name: str, names: Names) -> str:
+    """The regular expression of a name in the catalog; `<k>` stands for a number."""
 
+    def values_of(placeholder: re.Match[str]) -> str:
+        if (values := names.expand(placeholder[1])) is None:
+            return r"\d+" if placeholder[1] == "k" else "[^/]+"
+        return f"(?:{'|'.join(map(re.escape, ('*', *values)))})"
 
-def _part_fits(names: Names, part: str, word: str) -> bool:
-    match = re.fullmatch(r"(.*)<(\w+)>(.*)", part)
-    if match is None:
-        return part == word
-    before, placeholder, after = match.groups()
-    filled = re.fullmatch(f"{re.escape(before)}(.+){re.escape(after)}", word)
-    if filled is None or (placeholder == "k" and not filled[1].isdigit()):
-        return False
-    values = names.expand(placeholder)
-    return filled[1] == "*" or values is None or filled[1] in values
+    return re.sub(r"<(\w+)>", values_of, re.escape(name))
 
 
 def _spelled_out(names: Names) -> list[str]:

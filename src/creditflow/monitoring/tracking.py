@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Any
+from typing import Any, Literal
 
 from creditflow.credit import Assignment
 from creditflow.credit.rewards import outcome_of
@@ -52,21 +52,15 @@ class Trackers:
 
     def table(self, step: int, rows: Sequence[Sequence[Any]]) -> None:
         """Send sample trajectories to the trackers with tables, as one row of `COLUMNS` per step."""
-        self._each(self.with_tables, "table", step, rows)
+        self._each(self.having("table"), "table", step, rows)
 
     def report(self, report: FinalReport) -> None:
         """Send the report of the finished run to the trackers that take one."""
-        self._each(self.with_reports, "report", report)
+        self._each(self.having("report"), "report", report)
 
-    @property
-    def with_reports(self) -> list[str]:
-        """The open trackers that take reports."""
-        return [name for name in self.open if TRACKERS[name].reports]
-
-    @property
-    def with_tables(self) -> list[str]:
-        """The open trackers with tables."""
-        return [name for name in self.open if TRACKERS[name].tables]
+    def having(self, method: Literal["table", "report"]) -> list[str]:
+        """The open trackers with an optional method."""
+        return [name for name, tracker in self.open.items() if hasattr(tracker, method)]
 
     def finish(self) -> None:
         """Close all trackers."""

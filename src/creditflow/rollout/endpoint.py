@@ -7,7 +7,6 @@ through a frozen model, a judge) and any use of a reply. httpx is imported at th
 from __future__ import annotations
 
 import asyncio
-import heapq
 import importlib.util
 import json
 import math
@@ -133,12 +132,10 @@ class _Connections:
     """The connections of one event loop."""
 
     def __init__(self, most: int) -> None:
-        slots = min(most, _MOST_CONNECTIONS)
-        self.free = asyncio.Semaphore(slots)
+        self.free = asyncio.Semaphore(min(most, _MOST_CONNECTIONS))
         """Grants slots in the order of the calls, unlike a queue, in which a call may pass waiting ones."""
-        self.slots = list(range(slots))
-        """A heap with a number for each request that may begin now; `_CALLS_PER_CLIENT` numbers share a client."""
-        self.clients: dict[int, Any] = {}
+        self.clients: dict[Any, int] = {}
+        """The number of requests that each client is making, at most `_CALLS_PER_CLIENT`."""
 
 
 @dataclass
@@ -206,7 +203,7 @@ class Endpoint:
     async def aclose(self) -> None:
         """Close the connections of this event loop; the next call opens new ones."""
         if connections := self._connections.pop(asyncio.get_running_loop(), None):
-            for client in connections.clients.values():
+            for client in connections.clients:
                 await client.aclose()
 
     def _make_client(self) -> Any:
@@ -237,17 +234,18 @@ class Endpoint:
     async def _try(self, connections: _Connections, body: bytes, read: Callable[[Any], Read]) -> Read:
         with stopped_clock():  # of a rollout: the wait for a slot is ours, not the endpoint's
             await connections.free.acquire()
-        slot = heapq.heappop(connections.slots)
+        clients = connections.clients
         try:
-            client_index = slot // _CALLS_PER_CLIENT
-            if client_index not in connections.clients:
-                connections.clients[client_index] = self._make_client()
-            self.counts.requests += 1
-            start = time.perf_counter()
-            answer = await self._post(connections.clients[client_index], body)
-            self.counts.answer(time.perf_counter() - start, usage_of(answer))
+            client = next((free for free, n in clients.items() if n < _CALLS_PER_CLIENT), None) or self._make_client()
+            clients[client] = clients.get(client, 0) + 1
+            try:
+                self.counts.requests += 1
+                start = time.perf_counter()
+                answer = await self._post(client, body)
+                self.counts.answer(time.perf_counter() - start, usage_of(answer))
+            finally:
+                clients[client] -= 1
         finally:
-            heapq.heappush(connections.slots, slot)
             connections.free.release()
         return read(answer)
 

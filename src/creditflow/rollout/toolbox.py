@@ -15,12 +15,22 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from pydantic import PositiveFloat
+
 from creditflow._utils.loading import load_object
+from creditflow._utils.sections import Section, checked
 from creditflow.errors import ConfigError, did_you_mean
 from creditflow.removed import removed_hint
 from creditflow.rollout.tools import Tool
 
-_KEYS = ("fn", "name", "args", "timeout")
+
+class ToolEntry(Section):
+    """A tool that a recipe names."""
+
+    fn: str
+    name: str | None = None
+    args: dict[str, Any] | None = None
+    timeout: PositiveFloat | None = None
 
 
 def load_tools(entries: Sequence[Any], base: Path, key: str, offered: Mapping[str, Any]) -> tuple[Tool, ...]:
@@ -37,15 +47,10 @@ def load_tools(entries: Sequence[Any], base: Path, key: str, offered: Mapping[st
 
 
 def _load(entry: Any, base: Path, key: str, offered: Mapping[str, Any]) -> Tool:
-    options: Any = {"fn": entry} if isinstance(entry, str) else entry
-    if not isinstance(options, Mapping) or not isinstance(options.get("fn"), str):
+    if not isinstance(entry, str | Mapping):
         raise ConfigError(f"{key}: expected a name, `file.py:function`, or {{fn, name, args, timeout}}, got {entry!r}")
-    if unknown := [word for word in options if word not in _KEYS]:
-        raise ConfigError(f"{key}: unknown key {unknown[0]!r}{did_you_mean(unknown[0], _KEYS)}")
-    fn, args = options["fn"], dict(options.get("args") or {})
-    timeout = options.get("timeout")
-    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0):
-        raise ConfigError(f"{key}.timeout: expected seconds, more than 0, got {timeout!r}")
+    options = checked(ToolEntry, {"fn": entry} if isinstance(entry, str) else entry, key)
+    fn, args = options.fn, options.args or {}
     if fn in READY_MADE:
         function: Any = READY_MADE[fn]
     elif ":" in fn:
@@ -63,7 +68,7 @@ def _load(entry: Any, base: Path, key: str, offered: Mapping[str, Any]) -> Tool:
             raise ConfigError(f"{key} ({fn}): {error}") from error
     if not callable(function):
         raise ConfigError(f"{key}: expected a function, {fn} is a {type(function).__name__}")
-    return Tool.from_function(function, name=options.get("name"), args=args, timeout=timeout)
+    return Tool.from_function(function, name=options.name, args=args, timeout=options.timeout)
 
 
 def inline(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -46,7 +46,11 @@ class FolderTrackers:
         """Send a line of `metrics.jsonl`, and a table of trajectories at the first and every `table_freq`-th step."""
         self.trackers.log(step, metrics)
         repeated = all(name.startswith("val/") for name in metrics)  # an evaluation that was interrupted
-        if not self.trackers.with_tables or repeated or not (step == 1 or (step > 0 and step % self.table_freq == 0)):
+        if (
+            not self.trackers.having("table")
+            or repeated
+            or not (step == 1 or (step > 0 and step % self.table_freq == 0))
+        ):
             return
         try:
             assignment = read_step_file(self.folder / f"steps/{step:06d}.parquet").assignment
@@ -59,7 +63,7 @@ class FolderTrackers:
 
     def send_report(self, make_report: MakeReport) -> None:
         """Send the report of the finished run. An error is printed, since the run is complete."""
-        if not self.trackers.with_reports:
+        if not self.trackers.having("report"):
             return
         try:
             ledger = Ledger.open(self.folder)

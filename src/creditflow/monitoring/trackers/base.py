@@ -55,8 +55,8 @@ class Tracker(Protocol):
     """The interface of an open tracker. An exception ends the tracker, not the run.
 
     Calls follow one another, but on verl `log` and `table` come from another thread than opening and the other calls.
-    A tracker with tables also has `table(step, rows)`; its record then says `tables=True`. One that takes reports has
-    `report(report)`, and its record says `reports=True`.
+    A tracker may also have `table(step, rows)`, which takes sample trajectories, and `report(report)`, which takes the
+    report of a finished run.
     """
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -74,10 +74,6 @@ class TrackerKind:
     """Opens the tracker. An exception is reported as an input error with its message."""
     packages: Sequence[str] = ()
     """The packages that it needs, named as by pip."""
-    tables: bool = False
-    """Whether the tracker has tables."""
-    reports: bool = False
-    """Whether the tracker takes the report of a finished run."""
 
 
 Open = TypeVar("Open", bound=Callable[[TrackedRun], Tracker])
@@ -85,20 +81,14 @@ Open = TypeVar("Open", bound=Callable[[TrackedRun], Tracker])
 TRACKERS: Registry[TrackerKind] = Registry(KEY, "creditflow.monitoring.trackers", "creditflow.trackers")
 
 
-def tracker(
-    name: str,
-    *,
-    packages: Sequence[str] = (),
-    tables: bool = False,
-    reports: bool = False,
-) -> Callable[[Open], Open]:
+def tracker(name: str, *, packages: Sequence[str] = ()) -> Callable[[Open], Open]:
     """Register a function from TrackedRun to Tracker as `trainer.logger: [name]`.
 
-    The keywords are the fields of `TrackerKind`. Raises ConfigError if the name is taken.
+    `packages`: see `TrackerKind`. Raises ConfigError if the name is taken.
     """
 
     def register(function: Open) -> Open:
-        TRACKERS.declare(name, TrackerKind(function, packages, tables, reports), function)
+        TRACKERS.declare(name, TrackerKind(function, packages), function)
         return function
 
     return register

@@ -17,7 +17,7 @@ _RUN_ID = "mlflow_run_id"
 """File in the run's folder with the id of the run in MLflow."""
 
 
-@tracker("mlflow", packages=("accelerate", "mlflow"), reports=True)
+@tracker("mlflow", packages=("accelerate", "mlflow"))
 class MLflow(AcceleratedTracker):
     """A run in MLflow; a continued run keeps its id."""
 

@@ -12,7 +12,7 @@ _CELL = 200
 """Maximum characters of a cell."""
 
 
-@tracker("tensorboard", packages=("accelerate", "tensorboard"), reports=True)
+@tracker("tensorboard", packages=("accelerate", "tensorboard"))
 class TensorBoard(AcceleratedTracker):
     """Writes to `tensorboard/`; a continued run drops the later steps of its earlier part."""
 

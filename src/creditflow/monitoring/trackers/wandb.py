@@ -10,7 +10,7 @@ from creditflow.monitoring.trackers.accelerated import AcceleratedTracker
 from creditflow.monitoring.trackers.base import COLUMNS, FinalReport, TrackedRun, tracker
 
 
-@tracker("wandb", packages=("accelerate", "wandb"), tables=True, reports=True)
+@tracker("wandb", packages=("accelerate", "wandb"))
 class Wandb(AcceleratedTracker):
     """A run in wandb. Charts are over the metric `step`, since wandb's own step cannot decrease after a rollback."""
 

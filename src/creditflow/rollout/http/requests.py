@@ -79,10 +79,20 @@ class RequestBody(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
+class ToolForm(RequestBody):
+    """A tool of a request."""
+
+    @property
+    def definition(self) -> dict[str, Any]:
+        """The schema in the form of chat completions."""
+        return self.model_dump()
+
+
 def _listed(value: Any) -> Any:
     return [] if value is None else [value] if isinstance(value, str) else value
 
 
+ShortName = Annotated[str, Field(max_length=256)]
 StopText = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 StopTexts = Annotated[list[StopText], BeforeValidator(_listed), Field(max_length=16)]
 TokenLimit = Annotated[int, Field(ge=1, le=2**31)]
@@ -112,7 +122,10 @@ class Request(RequestBody):
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = NEUTRAL
     """Refused fields, each with its values that have no effect."""
 
-    model: str = Field(max_length=256)
+    several_field: ClassVar[str] = "parallel_tool_calls"
+    """The option that allows several calls in an answer."""
+
+    model: ShortName
     temperature: float | None = Field(None, ge=0, le=2)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stream: bool | None = False
@@ -128,12 +141,18 @@ class Request(RequestBody):
         """Schemas of the functions that may be called; None if the request has none, and the agent's tools apply."""
         return None
 
+    @property
+    def several(self) -> bool:
+        """Whether an answer may have several calls."""
+        raise NotImplementedError
+
     def unread(self) -> dict[str, Any]:
         """Return the fields that are not read; those of an object that are refused by their path: `text.format`.
 
         Further fields of messages, parts and tools are not listed: none has an effect on the sample.
         """
-        return dict(self.model_extra or {})
+        # Without several calls only one is reported, but all were sampled, and are trained on.
+        return {**(self.model_extra or {}), **({} if self.several else {self.several_field: True})}
 
     def ignored(self, allowed: Collection[str] = ()) -> tuple[str, ...]:
         """Return the names of ignored fields.

@@ -30,13 +30,13 @@ from creditflow.rollout.http.requests import (
     RefusedError,
     Request,
     RequestBody,
+    ShortName,
     StopTexts,
     TokenLimit,
     TokensOf,
+    ToolForm,
 )
 from creditflow.rollout.recorder import Reply
-
-_Name = Annotated[str, Field(max_length=256)]
 
 
 class TextBlock(RequestBody):
@@ -54,8 +54,8 @@ class ToolUseBlock(RequestBody):
     """A call of a tool."""
 
     type: Literal["tool_use"]
-    id: _Name
-    name: _Name
+    id: ShortName
+    name: ShortName
     input: dict[str, Any]
 
 
@@ -63,7 +63,7 @@ class ToolResultBlock(RequestBody):
     """The result of a call."""
 
     type: Literal["tool_result"]
-    tool_use_id: _Name
+    tool_use_id: ShortName
     content: Annotated[list[TextBlock] | None, BeforeValidator(_blocks)] = None
 
 
@@ -89,11 +89,11 @@ def _custom(kind: Any) -> Any:
     return kind
 
 
-class ToolDefinition(RequestBody):
+class ToolDefinition(ToolForm):
     """A tool that the client runs."""
 
     type: Annotated[Literal["custom"] | None, BeforeValidator(_custom)] = None
-    name: _Name
+    name: ShortName
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool | None = None
@@ -101,7 +101,6 @@ class ToolDefinition(RequestBody):
 
     @property
     def definition(self) -> dict[str, Any]:
-        """The schema in the form of chat completions."""
         parts = ("name", self.name), ("description", self.description), ("parameters", self.input_schema)
         function = {key: value for key, value in (*parts, ("strict", self.strict)) if value is not None}
         return {"type": "function", "function": function}
@@ -132,6 +131,8 @@ class MessagesRequest(Request):
         "tool_choice": (None, {"type": "auto"}, {"type": "none"}),
     }
 
+    several_field: ClassVar[str] = "tool_choice.disable_parallel_tool_use"
+
     messages: list[InputMessage] = Field(min_length=1, max_length=MOST_MESSAGES)
     system: Annotated[list[TextBlock] | None, BeforeValidator(_blocks)] = None
     max_tokens: TokenLimit | None = None
@@ -146,9 +147,6 @@ class MessagesRequest(Request):
             unread |= {f"output_config.{name}": value for name, value in (self.output_config.model_extra or {}).items()}
         if self.tool_choice is not None:
             unread["tool_choice"] = {"type": self.tool_choice.type}
-            if self.tool_choice.disable_parallel_tool_use:
-                # Only one of several calls is reported, but all were sampled, and are trained on.
-                unread["tool_choice.disable_parallel_tool_use"] = True
         return unread
 
     def asked(self) -> Asked:
@@ -170,7 +168,6 @@ class MessagesRequest(Request):
 
     @property
     def several(self) -> bool:
-        """Whether an answer may have several calls."""
         return self.tool_choice is None or not self.tool_choice.disable_parallel_tool_use
 
 

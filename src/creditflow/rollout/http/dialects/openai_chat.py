@@ -5,26 +5,25 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from creditflow.data import Message
 from creditflow.data.trajectory import without_nulls
 from creditflow.rollout.http import openai_format
 from creditflow.rollout.http.answers import divided, finish_reason, prompt_tokens, response_tokens, said
-from creditflow.rollout.http.openai_format import text_parts, text_parts_only
+from creditflow.rollout.http.openai_format import Content, OpenAIRequest
 from creditflow.rollout.http.requests import (
     MOST_CHOICES,
     MOST_MESSAGES,
-    MOST_TOOLS,
     Asked,
     Dialect,
-    Request,
     RequestBody,
-    StopTexts,
+    ShortName,
     TokenLimit,
     TokensOf,
+    ToolForm,
 )
 from creditflow.rollout.recorder import Reply
 
@@ -33,16 +32,16 @@ class ChatMessage(RequestBody):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Annotated[str | list[dict[str, Any]] | None, AfterValidator(text_parts_only)] = None
+    content: Content | None = None
 
 
 class FunctionDefinition(RequestBody):
     """The function of a tool."""
 
-    name: str = Field(max_length=256)
+    name: ShortName
 
 
-class ToolDefinition(RequestBody):
+class ToolDefinition(ToolForm):
     """One tool of a request."""
 
     type: Literal["function"]
@@ -58,43 +57,27 @@ class StreamOptions(RequestBody):
 _ROLES = {"developer": "system", "function": "tool"}
 
 
-class ChatRequest(Request):
+class ChatRequest(OpenAIRequest[ToolDefinition]):
     """`POST chat/completions`."""
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=MOST_MESSAGES)
     max_tokens: TokenLimit | None = None
     max_completion_tokens: TokenLimit | None = None
     n: int | None = Field(1, ge=1, le=MOST_CHOICES)
-    stop: StopTexts = Field([])
-    tools: list[ToolDefinition] | None = Field(None, max_length=MOST_TOOLS)
-    parallel_tool_calls: bool | None = True
     logprobs: bool | None = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = False
     """As in vLLM: return the tokens of prompt and response, as used in training."""
-
-    def unread(self) -> dict[str, Any]:
-        # Only one of several calls is reported, but all were sampled, and are trained on.
-        several = {"parallel_tool_calls": True} if self.parallel_tool_calls is False else {}
-        return super().unread() | several
 
     def asked(self) -> Asked:
         messages = [_plain(message.model_dump(exclude_unset=True)) for message in self.messages]
         most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens  # the new name
         return Asked(messages, most, self.stop, self.n or 1)
 
-    @property
-    def schemas(self) -> list[dict[str, Any]] | None:
-        if (self.model_extra or {}).get("tool_choice") == "none":
-            return []
-        return None if self.tools is None else [tool.model_dump() for tool in self.tools]
-
 
 def _plain(message: Message) -> Message:
-    """Return a message with a role and parts that chat templates read."""
-    role = _ROLES.get(message["role"], message["role"])
-    content = {"content": text_parts(message["content"])} if "content" in message else {}
-    return without_nulls({**message, "role": role, **content})
+    """Return a message with a role that chat templates read."""
+    return without_nulls({**message, "role": _ROLES.get(message["role"], message["role"])})
 
 
 def answer(request: ChatRequest, replies: Sequence[Reply], tokens_of: TokensOf) -> dict[str, Any]:
@@ -116,7 +99,7 @@ def answer(request: ChatRequest, replies: Sequence[Reply], tokens_of: TokensOf) 
 
 
 def _choice(request: ChatRequest, index: int, reply: Reply, tokens_of: TokensOf) -> dict[str, Any]:
-    text, calls = divided(reply, tools=bool(request.schemas), several=request.parallel_tool_calls is not False)
+    text, calls = divided(reply, tools=bool(request.schemas), several=request.several)
     choice: dict[str, Any] = {
         "message": {**said(reply, text, calls), "refusal": None},
         "finish_reason": "tool_calls" if calls else finish_reason(reply),

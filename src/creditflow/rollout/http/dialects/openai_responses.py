@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
 from creditflow.data import Message
 from creditflow.rollout.http import openai_format
@@ -23,24 +23,20 @@ from creditflow.rollout.http.answers import (
     response_tokens,
     rollout_of,
 )
-from creditflow.rollout.http.openai_format import text_parts, text_parts_only
+from creditflow.rollout.http.openai_format import Content, OpenAIRequest
 from creditflow.rollout.http.requests import (
     MOST_MESSAGES,
-    MOST_TOOLS,
     NEUTRAL,
     Asked,
     Dialect,
     RefusedError,
-    Request,
     RequestBody,
-    StopTexts,
+    ShortName,
     TokenLimit,
     TokensOf,
+    ToolForm,
 )
 from creditflow.rollout.recorder import Reply
-
-_Content = Annotated[str | list[dict[str, Any]], AfterValidator(text_parts_only)]
-_Name = Annotated[str, Field(max_length=256)]
 
 
 class MessageItem(RequestBody):
@@ -48,15 +44,15 @@ class MessageItem(RequestBody):
 
     type: Literal["message"]
     role: Literal["system", "developer", "user", "assistant"]
-    content: _Content
+    content: Content
 
 
 class CallItem(RequestBody):
     """A call of a function in the input."""
 
     type: Literal["function_call"]
-    call_id: _Name
-    name: _Name
+    call_id: ShortName
+    name: ShortName
     arguments: str
 
 
@@ -64,8 +60,8 @@ class ResultItem(RequestBody):
     """The result of a call."""
 
     type: Literal["function_call_output"]
-    call_id: _Name
-    output: _Content
+    call_id: ShortName
+    output: Content
 
 
 class ReasoningItem(RequestBody):
@@ -94,11 +90,11 @@ def _function(kind: Any) -> Any:
     return kind
 
 
-class FunctionTool(RequestBody):
+class FunctionTool(ToolForm):
     """A function that the client runs."""
 
     type: Annotated[Literal["function"], BeforeValidator(_function)]
-    name: _Name
+    name: ShortName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -106,14 +102,13 @@ class FunctionTool(RequestBody):
 
     @property
     def definition(self) -> dict[str, Any]:
-        """The schema in the form of chat completions."""
         return {"type": "function", "function": self.model_dump(include=_FUNCTION, exclude_none=True)}
 
 
 _FUNCTION = {"name", "description", "parameters", "strict"}
 
 
-class ResponsesRequest(Request):
+class ResponsesRequest(OpenAIRequest[FunctionTool]):
     """`POST responses`."""
 
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -133,19 +128,11 @@ class ResponsesRequest(Request):
     input: Annotated[list[Item], BeforeValidator(_items)] = Field([], max_length=MOST_MESSAGES)
     instructions: str | None = None
     max_output_tokens: TokenLimit | None = None
-    stop: StopTexts = Field([])
-    """Not in OpenAI's API."""
-    tools: list[FunctionTool] | None = Field(None, max_length=MOST_TOOLS)
-    parallel_tool_calls: bool | None = True
     text: RequestBody | None = None
 
     def unread(self) -> dict[str, Any]:
-        unread = super().unread()
-        unread |= {f"text.{name}": value for name, value in (self.text.model_extra or {} if self.text else {}).items()}
-        if self.parallel_tool_calls is False:
-            # Only one of several calls is reported, but all were sampled, and are trained on.
-            unread["parallel_tool_calls"] = True
-        return unread
+        text = self.text.model_extra or {} if self.text else {}
+        return super().unread() | {f"text.{name}": value for name, value in text.items()}
 
     def asked(self) -> Asked:
         """Translate the request; calls join the assistant's message before them. Raises RefusedError."""
@@ -156,9 +143,9 @@ class ResponsesRequest(Request):
             match item:
                 case MessageItem():
                     role = "system" if item.role == "developer" else item.role
-                    messages.append({"role": role, "content": text_parts(item.content)})
+                    messages.append({"role": role, "content": item.content})
                 case ResultItem():
-                    messages.append({"role": "tool", "tool_call_id": item.call_id, "content": text_parts(item.output)})
+                    messages.append({"role": "tool", "tool_call_id": item.call_id, "content": item.output})
                 case CallItem():
                     function = {"name": item.name, "arguments": item.arguments}
                     call = {"id": item.call_id, "type": "function", "function": function}
@@ -169,22 +156,11 @@ class ResponsesRequest(Request):
             raise RefusedError(400, "input: expected at least one message", param="input")
         return Asked(messages, self.max_output_tokens, self.stop)
 
-    @property
-    def schemas(self) -> list[dict[str, Any]] | None:
-        if self.tool_choice == "none":
-            return []
-        return None if self.tools is None else [tool.definition for tool in self.tools]
-
-    @property
-    def tool_choice(self) -> str:
-        """The choice that is applied: `auto` or `none`."""
-        return "none" if (self.model_extra or {}).get("tool_choice") == "none" else "auto"
-
 
 def answer(request: ResponsesRequest, replies: Sequence[Reply], tokens_of: TokensOf) -> dict[str, Any]:
     """Return a `response`."""
     (reply,) = replies
-    text, calls = divided(reply, tools=bool(request.schemas), several=request.parallel_tool_calls is not False)
+    text, calls = divided(reply, tools=bool(request.schemas), several=request.several)
     cut_off = finish_reason(reply) == "length"
     status = "incomplete" if cut_off else "completed"
     place = f"{rollout_of(reply.step.trajectory_id)}_{reply.step.index}"
@@ -217,7 +193,7 @@ def answer(request: ResponsesRequest, replies: Sequence[Reply], tokens_of: Token
         "instructions": request.instructions,
         "metadata": request.metadata or {},
         "previous_response_id": None,
-        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "parallel_tool_calls": request.several,
         "tool_choice": request.tool_choice,
         "tools": [{"type": "function", **tool.model_dump(include=_FUNCTION)} for tool in request.tools or ()],
         "temperature": reply.step.temperature,
