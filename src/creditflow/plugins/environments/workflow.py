@@ -8,7 +8,7 @@ import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from creditflow.data import Message, Task
 from creditflow.errors import AgentError, ConfigError, did_you_mean, first_line
@@ -30,6 +30,25 @@ Agents = Mapping[str, str] | Callable[[Task], Mapping[str, str]]
 agent with the seat's name, or to the only agent of the team."""
 
 
+class _SharedOptions(TypedDict, total=False):
+    """Options of every kind of environment."""
+
+    show: Show | None
+    """Default: the environment's own."""
+    read: Read | None
+    """Default: the environment's own."""
+    illegal: Illegal
+    """The effect of an illegal action: `error` (default) ends the rollout, `random` draws another action."""
+    max_turns: int
+    """Turns after which the rollout is cut short; default 1000."""
+
+
+class _TeamOptions(_SharedOptions, total=False):
+    """Options of environments with several seats."""
+
+    agents: Agents | None
+
+
 async def run_address(task: Task, team: Team) -> str:
     """Run the environment of a task that `data.train_files` made from an address. A ready `team.workflow`."""
     text = task.extra_info.get("environment")
@@ -40,73 +59,40 @@ async def run_address(task: Task, team: Team) -> str:
         )
     address = parse_environment_address(text, "data.train_files")
     make = ENVIRONMENTS[address.scheme]
-    options = _Options("run_address", make, None, None, None, address.illegal, address.max_turns)
+    options = _Options("run_address", make, illegal=address.illegal, max_turns=address.max_turns)
     return await _run(make(address), task, team, options)
 
 
-def text_environment(
-    make: Callable[[Task], TextEnvironment],
-    *,
-    agents: Agents | None = None,
-    show: Show | None = None,
-    read: Read | None = None,
-    illegal: Illegal = "error",
-    max_turns: int = 1000,
-) -> Workflow:
+def text_environment(make: Callable[[Task], TextEnvironment], **options: Unpack[_TeamOptions]) -> Workflow:
     """Make a workflow of any `TextEnvironment`. Without `show` and `read`, those of the environment are used."""
-    return _workflow(_Options("text_environment", make, agents, show, read, illegal, max_turns), lambda env: env)
+    return _workflow(_Options("text_environment", make, **options), lambda env: env)
 
 
-def aec(
-    make: Make,
-    *,
-    agents: Agents | None = None,
-    show: Show | None = None,
-    read: Read | None = None,
-    illegal: Illegal = "error",
-    max_turns: int = 1000,
-) -> Workflow:
+def aec(make: Make, **options: Unpack[_TeamOptions]) -> Workflow:
     """Make a workflow of a PettingZoo environment in which seats act in turn (`AECEnv`).
 
     `max_turns`: actions of all seats, after which the rollout is cut short and each seat receives the rewards earned so
     far.
     """
-    return _workflow(_Options("aec", make, agents, show, read, illegal, max_turns), AecEnvironment)
+    return _workflow(_Options("aec", make, **options), AecEnvironment)
 
 
-def parallel(
-    make: Make,
-    *,
-    agents: Agents | None = None,
-    show: Show | None = None,
-    read: Read | None = None,
-    illegal: Illegal = "error",
-    max_turns: int = 1000,
-) -> Workflow:
+def parallel(make: Make, **options: Unpack[_TeamOptions]) -> Workflow:
     """Make a workflow of a PettingZoo environment in which seats act at once (`ParallelEnv`).
 
     `max_turns`: rounds, after which the rollout is cut short.
     """
-    return _workflow(_Options("parallel", make, agents, show, read, illegal, max_turns), ParallelEnvironment)
+    return _workflow(_Options("parallel", make, **options), ParallelEnvironment)
 
 
-def gymnasium(
-    make: Make,
-    agent: str = "agent",
-    *,
-    show: Show | None = None,
-    read: Read | None = None,
-    illegal: Illegal = "error",
-    max_turns: int = 1000,
-) -> Workflow:
+def gymnasium(make: Make, agent: str = "agent", **options: Unpack[_SharedOptions]) -> Workflow:
     """Make a workflow of a Gymnasium environment in which `agent` acts. An `action_mask` is read from its `info`.
 
     `max_turns`: actions, after which the rollout is cut short.
     """
     if not isinstance(agent, str):
         raise ConfigError(f"gymnasium: agent: expected an agent's name, got {_shown(agent)}")
-    options = _Options("gymnasium", make, None, show, read, illegal, max_turns)
-    return _workflow(options, lambda env: GymnasiumEnvironment(env, agent))
+    return _workflow(_Options("gymnasium", make, **options), lambda env: GymnasiumEnvironment(env, agent))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +102,11 @@ class _Options:
     called: str
     """The name of the function."""
     make: Callable[..., Any]
-    agents: Agents | None
-    show: Show | None
-    read: Read | None
-    illegal: Illegal
-    max_turns: int
+    agents: Agents | None = None
+    show: Show | None = None
+    read: Read | None = None
+    illegal: Illegal = "error"
+    max_turns: int = 1000
 
     def __post_init__(self) -> None:
         for name, function in (("make", self.make), ("show", self.show), ("read", self.read)):
