@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from creditflow._utils.files import alone_in, make_folder
+from creditflow._utils.files import alone_in, make_folder, write_whole
 from creditflow._utils.progress import Reporter
 from creditflow.cli._options import EngineName, Overrides, Recipe, comma_separated
-from creditflow.cli.report import MOST_RUNS
 from creditflow.errors import ConfigError, CreditflowError, InputError
 from creditflow.monitoring import Evaluation
 from creditflow.reports.tables import (
@@ -126,12 +125,16 @@ def compare(
             reporter.say(f"compare.values has no entry for {', '.join(missing)}: trained with the recipe's options")
         if len(waiting) < len(runs):
             reporter.say(f"{len(runs) - len(waiting)} of {len(runs)} runs are finished already, and not repeated")
+        if not find_spec("matplotlib"):
+            reporter.say("no figure: matplotlib is not installed: pip install 'creditflow[report]'")
         _run(recipe, runs, waiting, jobs or chosen.concurrent_runs(loaded), reporter, engine)
         _print(f"{loaded.name}: {key}", key, compared, runs, seeds, folder)
 
 
 def _print(name: str, key: str, arms: Sequence[Arm], runs: Sequence[ArmRun], seeds: int, folder: Path) -> None:
-    """Print the tables and an example; write `comparison.json`."""
+    """Print the tables and an example; write `comparison.json` and the figure."""
+    from creditflow.reports.comparison_plot import draw_comparison
+
     results = [_result(arm, [run for run in runs if run.arm == arm]) for arm in arms]
     pairs = differences(results)
     console = results_console()
@@ -145,8 +148,11 @@ def _print(name: str, key: str, arms: Sequence[Arm], runs: Sequence[ArmRun], see
     output = RunFolder(folder)
     output.write_text("comparison.json", json.dumps(summary(key, results, pairs), indent=2) + "\n")
     console.print(f"numbers: {folder / 'comparison.json'}", soft_wrap=True)
-    of_seed = [run.folder for run in runs if run.seed == runs[0].seed][:MOST_RUNS]
-    console.print(f"curves: creditflow report {shlex.join(map(str, of_seed))}", soft_wrap=True)
+    if find_spec("matplotlib"):
+        write_whole(
+            folder / "comparison.png", lambda file: draw_comparison(file, f"{title}, {counted(seeds, 'seed')}", results)
+        )
+        console.print(f"plots: {folder / 'comparison.png'}", soft_wrap=True)
 
 
 def _plan(
@@ -168,6 +174,7 @@ def _plan(
     from creditflow.config import leaves, load_recipe, with_effect
     from creditflow.engines.common.components import build_components
     from creditflow.engines.common.guard import build_guard
+    from creditflow.studies.comparison.arms import as_yaml
 
     kept = [override for override in overrides if override.partition("=")[0] not in _OWN]
     steps: dict[str, int] = {}
@@ -182,7 +189,7 @@ def _plan(
                 *arm.overrides,
                 *with_effect(path, arm.overrides, kept),
                 f"data.seed={seed}",
-                f"trainer.default_local_dir={json.dumps(str(target))}",
+                f"trainer.default_local_dir={as_yaml(str(target))}",
                 "trainer.val_before_train=false",  # evaluated once for all arms
             )
             resolved = load_recipe(path, settings)

@@ -113,4 +113,18 @@ def _mapping(value: object, key: str) -> dict[Any, Any]:
 def _overrides(settings: object, key: str) -> list[str]:
     """Flatten `{dotted.key: value}`, nested or not, to `dotted.key=value`; the later of two equal keys wins."""
     flat = dict(leaves(_mapping(settings, key)))
-    return [f"{name}={json.dumps(value)}" for name, value in flat.items() if value != {}]
+    return [f"{name}={as_yaml(value)}" for name, value in flat.items() if value != {}]
+
+
+def as_yaml(value: Any) -> str:
+    """`value` as the right-hand side of an override."""
+    if (
+        isinstance(value, str)
+        and re.fullmatch(r"[A-Za-z_/.]([\w./:+-]*[\w./+-])?", value)
+        and value.lower() not in _YAML_WORDS
+    ):
+        return value
+    return json.dumps(value)
+
+
+_YAML_WORDS = ("null", "true", "false", "yes", "no", "on", "off", "y", "n", ".nan", ".inf")
