@@ -4,7 +4,7 @@ A module of this package is a command: `why.py` defines `creditflow why`. The fu
 parameters are its options, and the docstring is its help. A folder is a group of commands: `sandbox/check.py` defines
 `creditflow sandbox check`. Names that begin with an underscore are skipped. Plug-ins and other distributions add
 commands by entry points of group `creditflow.commands`; each names a function. A module is imported when its command or
-its help is called.
+its help is called. Its constant `EXTRA` names the extra with the packages that the command needs, `train` by default.
 
 Exit codes: 0 success; 1 failure; 2 wrong input; 130 interrupted.
 """
@@ -14,200 +14,109 @@ from __future__ import annotations
 import ast
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module, metadata
+from importlib import metadata
 from importlib.abc import MetaPathFinder
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-from typer.core import TyperCommand, TyperGroup
-
+from creditflow._utils.install import extras_with, install_command
+from creditflow._utils.lazy import attach
 from creditflow._utils.processes import end_with_parent
-from creditflow.errors import ConfigError, CreditflowError, InputError, did_you_mean, says_disk_full
-from creditflow.registry import installed, load_point
+from creditflow.errors import InputError, did_you_mean
+from creditflow.registry import installed
 from creditflow.removed import removed_hint
+
+if TYPE_CHECKING:
+    from creditflow.cli._app import app
+
+__all__ = ["ENTRY_POINTS", "SUMMARY", "app", "main"]
+__getattr__ = attach(__name__, {"creditflow.cli._app": ("app",)})
 
 ENTRY_POINTS = "creditflow.commands"
 """The entry point group of commands from other distributions."""
+SUMMARY = "Train teams of LLM agents, and decide for every step of every agent how much of the reward it earned."
 
 
 @dataclass(frozen=True, slots=True)
 class CommandEntry:
-    """A command or group that is not loaded yet."""
+    """A command or group that is not loaded yet. Its file is read, not imported."""
 
-    summarize: Callable[[], str]
-    """Returns its line in the list of commands."""
-    load: Callable[[], Any]
-    """Returns the command. Raises CreditflowError if its module cannot be imported."""
+    module: str
+    function: str = ""
+    """The command's function; empty for a group."""
+    point: metadata.EntryPoint | None = None
+    """The entry point that names the command, of a plug-in or another distribution."""
 
+    @property
+    def origin(self) -> str:
+        """The distribution that the command comes from."""
+        dist = self.point and self.point.dist
+        return f"{dist.name} {dist.version}" if dist else self.module
 
-class CommandGroup(TyperGroup):
-    """A group of commands that are loaded when called.
+    def summary(self) -> str:
+        """Its line in the list of commands: the first of its docstring."""
+        body = self._tree().body
+        functions = [node for node in body if isinstance(node, ast.FunctionDef) and node.name == self.function]
+        nodes = functions if self.function else [self._tree()]
+        lines = [(ast.get_docstring(node) or "").partition("\n")[0] for node in nodes]
+        return next(filter(None, lines), f"(from {self.origin})")
 
-    It turns a `CreditflowError` or a full disk into one line and an exit code. Other errors keep their traceback.
-    """
+    def extra(self) -> str:
+        """The extra with the packages that the command needs."""
+        values = [node.value for node in self._tree().body if isinstance(node, ast.Assign) and _is_extra(node)]
+        return next(map(ast.literal_eval, values), "train")
 
-    entries: dict[str, CommandEntry]
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return sorted(self.entries)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in self.entries:
-            close = removed_hint(f"{ctx.command_path} {cmd_name}") or did_you_mean(cmd_name, self.entries)
-            raise InputError(f"unknown command {cmd_name!r}{close or f'; `{ctx.command_path} --help` lists them'}")
-        return self.entries[cmd_name].load()
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, self.entries[name].summarize()) for name in self.list_commands(ctx)])
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except CreditflowError as error:
-            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-            raise typer.Exit(2 if isinstance(error, InputError) else 1) from error
-        except OSError as error:
-            if not says_disk_full(error):
-                raise
-            file = f": {error.filename}" if error.filename else ""
-            print(f"error: the disk is full{file}; finished files are whole", file=sys.stderr)
-            raise typer.Exit(1) from error
-        except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
-            raise typer.Exit(130) from None
-
-
-class RootGroup(CommandGroup):
-    """The `creditflow` command: this package's commands and those of other distributions."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        external = {name: _external_command(point) for name, point in installed(ENTRY_POINTS).items()}
-        self.entries = external | _commands_in(Path(__file__).parent, __name__)
-
-
-def _commands_in(folder: Path, package: str) -> dict[str, CommandEntry]:
-    """The commands and groups in a folder, by name. Nothing is imported."""
-    entries: dict[str, CommandEntry] = {}
-    for path in folder.iterdir():
-        name = path.stem.replace("_", "-")
-        if path.name.startswith("_"):
-            continue
-        if path.suffix == ".py":
-            entries[name] = _module_entry(path, f"{package}.{path.stem}")
-        elif (path / "__init__.py").is_file():
-            entries[name] = _group_entry(path, f"{package}.{path.name}")
-    return entries
-
-
-def _module_entry(file: Path, module: str) -> CommandEntry:
-    """The command of a module: its function of the same name."""
-
-    def load() -> Any:
-        return _make_command(getattr(import_module(module), file.stem), file.stem)
-
-    return CommandEntry(lambda: _summary(file, file.stem), load)
-
-
-def _group_entry(folder: Path, package: str) -> CommandEntry:
-    """The group of the commands in a folder."""
-
-    def summarize() -> str:
-        return _first_line(ast.parse((folder / "__init__.py").read_bytes()))
-
-    def load() -> CommandGroup:
-        group = CommandGroup(name=folder.name, help=summarize(), no_args_is_help=True, rich_markup_mode=None)
-        group.entries = _commands_in(folder, package)
-        return group
-
-    return CommandEntry(summarize, load)
-
-
-def _summary(file: Path, name: str) -> str:
-    """The first line of the docstring of a module's function. The module is read, not imported."""
-    functions = (node for node in ast.parse(file.read_bytes()).body if isinstance(node, ast.FunctionDef))
-    return next((_first_line(node) for node in functions if node.name == name), "")
-
-
-def _first_line(node: ast.Module | ast.FunctionDef) -> str:
-    return (ast.get_docstring(node) or "").partition("\n")[0]
-
-
-def _external_command(point: metadata.EntryPoint) -> CommandEntry:
-    origin = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
-
-    def load_command() -> Any:
-        try:
-            function = load_point(point)
-            if not callable(function):
-                raise ConfigError(f"{point.value}: expected a function, got {type(function).__name__}")
-            return _make_command(function, point.name)
-        except Exception as error:  # whatever a foreign module raises breaks only its own command
-            reason = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
-            raise CreditflowError(f"command {point.name!r} of {origin}: {reason}") from error
-
-    def summarize() -> str:
-        package, *path = point.module.split(".")
+    def _tree(self) -> ast.Module:
+        package, *path = self.module.split(".")
         spec = find_spec(package)  # of the outermost package, which imports nothing
-        folders = (spec.submodule_search_locations or ()) if spec and path else ()
-        files = [Path(folder, *path).with_suffix(".py") for folder in folders]
+        places = [Path(folder, *path) for folder in (spec.submodule_search_locations or ()) if path] if spec else []
+        files = [file for place in places for file in (place.with_suffix(".py"), place / "__init__.py")]
         if spec and spec.origin and not path:
             files = [Path(spec.origin)]
-        return next((_summary(file, point.attr) for file in files if file.is_file()), "") or f"(from {origin})"
-
-    return CommandEntry(summarize, load_command)
+        return ast.parse(next((file.read_bytes() for file in files if file.is_file()), b""))
 
 
-def _make_command(function: Callable[..., Any], name: str) -> Any:
-    """The command of a function. Its module may define `CommandClass`, a subclass of `TyperCommand`."""
-    cls = getattr(sys.modules[function.__module__], "CommandClass", TyperCommand)
-    holder = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    holder.command(name.replace("_", "-"), cls=cls)(function)
-    return typer.main.get_command(holder)
+def _is_extra(node: ast.Assign) -> bool:
+    return [ast.unparse(target) for target in node.targets] == ["EXTRA"]
 
 
-app = typer.Typer(
-    name="creditflow",
-    cls=RootGroup,
-    context_settings={"max_content_width": 120},
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+def commands() -> dict[str, CommandEntry]:
+    """This package's commands and groups, and those of entry points, by name."""
+    points = installed(ENTRY_POINTS)
+    external = {name: CommandEntry(point.module, point.attr, point) for name, point in points.items()}
+    return external | commands_in(Path(__file__).parent, __name__)
 
 
-@app.callback(no_args_is_help=True)
-def creditflow(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            help="Print the versions and exit.",
-            callback=lambda show: _print_versions(show=show),
-            is_eager=True,
-        ),
-    ] = False,
-) -> None:
-    """Train teams of LLM agents, and decide for every step of every agent how much of the reward it earned."""
+def commands_in(folder: Path, package: str) -> dict[str, CommandEntry]:
+    """The commands and groups in a folder, by name. Nothing is imported."""
+    paths = [path for path in folder.iterdir() if not path.name.startswith("_")]
+    return {
+        path.stem.replace("_", "-"): CommandEntry(f"{package}.{path.stem}", path.stem if path.suffix else "")
+        for path in paths
+        if path.suffix == ".py" or (path / "__init__.py").is_file()
+    }
 
 
-def _print_versions(*, show: bool) -> None:
-    """Print the versions of creditflow, Python, torch and verl, without importing the packages."""
-    if not show:
-        return
+def find_command(entries: Mapping[str, CommandEntry], name: str, path: str = "creditflow") -> CommandEntry:
+    """The command of a name. Raises InputError, with the nearest name, for an unknown one."""
+    if name not in entries:
+        close = removed_hint(f"{path} {name}") or did_you_mean(name, entries)
+        raise InputError(f"unknown command {name!r}{close or f'; `{path} --help` lists them'}")
+    return entries[name]
+
+
+def versions() -> str:
+    """The versions of creditflow, Python, torch and verl, without importing the packages."""
     lines = [f"creditflow {metadata.version('creditflow')}", f"Python {platform.python_version()}"]
     for name in ("torch", "verl"):
         try:
             lines.append(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
             lines.append(f"{name} is not installed")
-    print("\n".join(lines))
-    raise typer.Exit
+    return "\n".join(lines)
 
 
 class _WithoutPandas(MetaPathFinder):
@@ -225,6 +134,37 @@ class _WithoutPandas(MetaPathFinder):
 def main() -> None:
     """Run the `creditflow` command."""
     end_with_parent()
-    if sys.argv[1:2] == ["why"]:
+    words = sys.argv[1:]
+    if words[:1] == ["why"]:
         sys.meta_path.insert(0, _WithoutPandas())
-    app(prog_name="creditflow")
+    try:
+        from creditflow.cli._app import app
+
+        app(prog_name="creditflow")
+    except ModuleNotFoundError as error:
+        if error.name == "typer" and words in ([], ["--help"], ["--version"]):
+            print(versions() if words == ["--version"] else _plain_help())
+        else:
+            print(f"error: {_missing(error, words)}", file=sys.stderr)
+            sys.exit(2)
+
+
+def _plain_help() -> str:
+    """The list of commands, made without typer, with the lines that install what they need."""
+    rows = [f"  {name:10}{entry.summary()}" for name, entry in sorted(commands().items())]
+    head = ["Usage: creditflow [OPTIONS] COMMAND [ARGS]...", "", f"  {SUMMARY}", "", "Commands:"]
+    needed = [f"Reading runs needs {install_command('report')}", f"Training needs {install_command('train')}"]
+    return "\n".join([*head, *rows, "", *needed])
+
+
+def _missing(error: ModuleNotFoundError, words: list[str]) -> str:
+    """The message for a missing package. Raises the error itself unless the extra of the command has that package."""
+    try:
+        declared = find_command(commands(), words[0]).extra()
+    except InputError as unknown:
+        return str(unknown)
+    extras = extras_with(error.name)
+    extra = declared if declared in extras else "train"
+    if extra not in extras:
+        raise error
+    return f"creditflow {words[0]} needs {error.name}: {install_command(extra)}"

@@ -7,7 +7,6 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -125,8 +124,6 @@ def compare(
             reporter.say(f"compare.values has no entry for {', '.join(missing)}: trained with the recipe's options")
         if len(waiting) < len(runs):
             reporter.say(f"{len(runs) - len(waiting)} of {len(runs)} runs are finished already, and not repeated")
-        if not find_spec("matplotlib"):
-            reporter.say("no figure: matplotlib is not installed: pip install 'creditflow[report]'")
         _run(recipe, runs, waiting, jobs or chosen.concurrent_runs(loaded), reporter, engine)
         _print(f"{loaded.name}: {key}", key, compared, runs, seeds, folder)
 
@@ -148,11 +145,9 @@ def _print(name: str, key: str, arms: Sequence[Arm], runs: Sequence[ArmRun], see
     output = RunFolder(folder)
     output.write_text("comparison.json", json.dumps(summary(key, results, pairs), indent=2) + "\n")
     console.print(f"numbers: {folder / 'comparison.json'}", soft_wrap=True)
-    if find_spec("matplotlib"):
-        write_whole(
-            folder / "comparison.png", lambda file: draw_comparison(file, f"{title}, {counted(seeds, 'seed')}", results)
-        )
-        console.print(f"plots: {folder / 'comparison.png'}", soft_wrap=True)
+    figure = folder / "comparison.png"
+    write_whole(figure, lambda file: draw_comparison(file, f"{title}, {counted(seeds, 'seed')}", results))
+    console.print(f"plots: {figure}", soft_wrap=True)
 
 
 def _plan(

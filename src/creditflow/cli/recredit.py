@@ -20,6 +20,8 @@ from creditflow.reports.tables import MOVED_MEANING, moved_table, results_consol
 from creditflow.reports.text import in_yaml, plain, steps_words
 from creditflow.runs import Ledger, RunFolder
 
+EXTRA = "report"
+
 
 def recredit(
     run: Run,

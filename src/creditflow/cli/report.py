@@ -15,6 +15,7 @@ from creditflow.reports.tables import results_console
 from creditflow.reports.text import plain
 from creditflow.runs import Ledger
 
+EXTRA = "report"
 MOST_RUNS = 4
 
 

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+EXTRA = "report"
+
 
 def schema(
     recipe: Annotated[

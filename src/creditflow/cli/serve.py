@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from creditflow.engines.local.policy_set import PolicySet
     from creditflow.rollout.http.sessions import TrajectoryWriter
 
+EXTRA = "serve"
 KEY_VARIABLE = "CREDITFLOW_API_KEY"
 """Environment variable of the API key; if it is unset, a key is generated and printed."""
 _POLL_S = 1.0

@@ -8,7 +8,8 @@ import typer
 
 from creditflow._utils.progress import Reporter
 from creditflow.cli._options import AllowRemote, Host, Run
-from creditflow.errors import InputError
+
+EXTRA = "report"
 
 
 def view(
@@ -22,8 +23,6 @@ def view(
 
     The page is that of `creditflow report`, with all trajectories and a search. Writes nothing to the run.
     """
-    try:
-        from creditflow.reports.view import serve
-    except ModuleNotFoundError as error:
-        raise InputError(f"view: {error.name} is not installed: pip install 'creditflow[report]'") from error
+    from creditflow.reports.view import serve
+
     serve(run, host, port, remote=allow_remote, say=Reporter().say)

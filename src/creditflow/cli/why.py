@@ -15,6 +15,8 @@ from creditflow.reports.text import plain
 from creditflow.reports.why import UNITS, step_head, terms, trajectory_lines, tree, worth_a_look_lines
 from creditflow.runs import Ledger, Recorded
 
+EXTRA = "report"
+
 
 def why(
     run: Run,

@@ -1,1 +1,3 @@
 """Convert published data sets to tasks with verl's columns."""
+
+EXTRA = "report"

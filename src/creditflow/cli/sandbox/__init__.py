@@ -1,1 +1,3 @@
 """Test the sandbox that runs untrusted code."""
+
+EXTRA = "sandbox"

@@ -12,6 +12,8 @@ import typer
 from creditflow._utils.progress import Reporter
 from creditflow.errors import InputError
 
+EXTRA = "gguf"
+
 
 def model(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="`smollm2`, or a GGUF file.")],

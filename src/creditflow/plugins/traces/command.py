@@ -28,6 +28,7 @@ from creditflow.reports.tables import new_table, results_console, show
 from creditflow.reports.text import counted
 from creditflow.runs import RunFolder
 
+EXTRA = "traces"
 _MOST_ROWS = 20
 """Maximum rows of a table of counts."""
 
