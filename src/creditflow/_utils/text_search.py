@@ -12,7 +12,7 @@ from itertools import repeat
 from operator import contains
 from typing import Any
 
-from creditflow.errors import InputError
+from creditflow._utils.install import needs
 
 SHORTEST = 8
 """Minimum length, in characters, of a response that is searched for inside messages. A shorter one counts only as a
@@ -102,10 +102,8 @@ _NOTHING_KNOWN: tuple[int, list[str]] = (0, [])
 
 
 def _automaton(texts: Sequence[str]) -> Any:
-    try:
+    with needs("search in prompts", "traces"):
         import ahocorasick_rs
-    except ModuleNotFoundError as error:
-        raise InputError("traces need ahocorasick_rs: pip install 'creditflow[traces]'") from error
     return ahocorasick_rs.AhoCorasick(texts, matchkind=ahocorasick_rs.MatchKind.LeftmostLongest)
 
 

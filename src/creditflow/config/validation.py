@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from creditflow._utils.install import needs
 from creditflow._utils.sections import PluginSection, PolicySource
 from creditflow.config.presets import find_preset
 from creditflow.config.recipe import Config, optim_of, policies_in_use, trained_policies
@@ -82,10 +83,8 @@ def _validate_agents(agents: Mapping[str, AgentConfig]) -> None:
 def _validate_ignored_fields(fields: Sequence[str]) -> None:
     if not fields:
         return
-    try:
+    with needs("team.ignored_fields", "serve"):
         from creditflow.rollout.http.dialects import REFUSED_FIELDS
-    except ImportError as missing:
-        raise ConfigError(f"team.ignored_fields needs {missing.name}: pip install 'creditflow[serve]'") from missing
     for name in fields:
         if name not in REFUSED_FIELDS:
             meant = did_you_mean(name, REFUSED_FIELDS)

@@ -7,7 +7,6 @@ through a frozen model, a judge) and any use of a reply. httpx is imported at th
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import math
 import os
@@ -20,11 +19,10 @@ from itertools import groupby
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from creditflow._utils.install import needs
 from creditflow.data import Message
 from creditflow.errors import EndpointError, first_line
 from creditflow.rollout.clock import stopped_clock
-
-INSTALL = "an OpenAI-compatible endpoint needs httpx: pip install creditflow[judge]"
 
 _CALLS_PER_CLIENT = 16
 """httpx checks every connection of a client's pool twice per request, with a system call for idle ones. At 256 requests
@@ -207,10 +205,8 @@ class Endpoint:
                 await client.aclose()
 
     def _make_client(self) -> Any:
-        try:
-            import httpx
-        except ImportError as error:
-            raise EndpointError(INSTALL) from error
+        import httpx
+
         headers = {
             **self.headers,
             "Authorization": f"Bearer {self._key()}",
@@ -397,9 +393,9 @@ def address_of(endpoint: object, key: str = "endpoint") -> str:
 
 
 def expect_packages() -> None:
-    """Raise ValueError if the package that calls import is missing."""
-    if importlib.util.find_spec("httpx") is None:
-        raise ValueError(INSTALL)
+    """Raise ConfigError if the package that calls import is missing."""
+    with needs("an OpenAI-compatible endpoint", "judge"):
+        import httpx  # noqa: F401
 
 
 def variable_name(name: object) -> str | None:

@@ -7,7 +7,7 @@
         '''
 
 Every call of a tool ends with a text for the agent, even after an error. `creditflow.rollout.chat` parses calls, and
-`recorder` makes them. pydantic and docstring_parser (`pip install 'creditflow[tools]'`) are imported when a tool is
+`recorder` makes them. pydantic and docstring_parser (extra `tools`) are imported when a tool is
 made.
 """
 
@@ -23,6 +23,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from creditflow._utils.install import needs
 from creditflow.errors import ConfigError, did_you_mean, first_line
 from creditflow.rollout.chat import ToolCall
 from creditflow.rollout.user_code import in_thread, is_callers_end
@@ -192,12 +193,10 @@ def _read(
     function: Callable[..., Any], called: Callable[..., Any], name: str, bound: set[str]
 ) -> tuple[str, dict[str, Any], Callable[[Mapping[str, Any]], dict[str, Any]]]:
     """Return description, JSON schema and check of a function's arguments."""
-    try:
+    with needs("a team with tools", "tools"):
         import docstring_parser
         import pydantic
         from pydantic.json_schema import GenerateJsonSchema
-    except ImportError:
-        raise ConfigError("tools need more packages: pip install 'creditflow[tools]'") from None
 
     class PlainSchema(GenerateJsonSchema):
         """A schema without titles, which only repeat the names."""

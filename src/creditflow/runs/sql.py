@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from creditflow.errors import InputError
+from creditflow._utils.install import needs
 from creditflow.runs.reader import Ledger
 from creditflow.runs.step_files import expect_readable
 
@@ -45,10 +45,8 @@ def database(file: Path | None = None, *, memory: str = "", aside: Path | None =
 
     `memory`: a limit such as `1GB`, by default that of DuckDB. `aside`: the folder for what exceeds it.
     """
-    try:
+    with needs("a query of runs", "report"):
         import duckdb
-    except ModuleNotFoundError as error:
-        raise InputError("duckdb is not installed: pip install 'creditflow[report]'") from error
     config: dict[str, str | bool | int | float | list[str]] = {
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,

@@ -13,6 +13,7 @@ import functools
 import socket
 import tempfile
 
+from creditflow._utils.install import install_command
 from creditflow.sandbox.base import SandboxUnavailable
 
 _DENIED = """
@@ -53,7 +54,7 @@ def program() -> bytes:
     except (ImportError, OSError, RuntimeError) as error:
         raise SandboxUnavailable(
             f"sandbox back end bubblewrap: no seccomp filter can be made ({error}); "
-            "install libseccomp2 (Debian, Ubuntu) or libseccomp (Fedora), and `pip install pyseccomp`"
+            f"install libseccomp2 (Debian, Ubuntu) or libseccomp (Fedora), and {install_command('sandbox')}"
         ) from error
     rules = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
     refused, missing = pyseccomp.ERRNO(errno.EPERM), pyseccomp.ERRNO(errno.ENOSYS)

@@ -1,12 +1,14 @@
 import json
+import re
 from collections import Counter
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
+from creditflow._utils.install import install_command
 from creditflow.data.datasets import load_tasks, validation_files, write_tasks
-from creditflow.errors import DataError
+from creditflow.errors import ConfigError, DataError
 from creditflow.plugins.gym.tasks import gym_data_set, gym_entry, problem_of, split_of
 
 FAMILIES = (
@@ -199,7 +201,7 @@ def test_unusable_addresses_are_refused(address, message):
 
 def test_missing_package_names_the_extra(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "reasoning_gym.factory", None)
-    with pytest.raises(DataError, match=r"pip install 'creditflow\[gym\]'"):
+    with pytest.raises(ConfigError, match=re.escape(install_command("gym"))):
         load("chain_sum?size=7")
 
 

@@ -1,13 +1,15 @@
 """Addresses of verifiers' tasksets, which are parsed without verifiers."""
 
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
 
+from creditflow._utils.install import install_command
 from creditflow.config import load_recipe
 from creditflow.data.datasets import load_tasks, validation_files
-from creditflow.errors import DataError
+from creditflow.errors import ConfigError, DataError
 from creditflow.plugins.verifiers.tasks import parse_address
 
 MISSING = importlib.util.find_spec("verifiers") is None
@@ -54,9 +56,9 @@ def test_validation_tasks_come_from_another_split() -> None:
 
 @pytest.mark.skipif(not MISSING, reason="verifiers is installed")
 def test_missing_verifiers_is_named_with_its_installation(tmp_path: Path) -> None:
-    message = r"needs verifiers, in a separate environment .* pip install 'creditflow\[verifiers\]'"
-    with pytest.raises(DataError, match=f"data.train_files: .*{message}"):
+    message = rf"in a separate environment, .* needs verifiers: {re.escape(install_command('verifiers'))}"
+    with pytest.raises(ConfigError, match=f"data.train_files: .*{message}"):
         load_tasks("verifiers://desk", tmp_path, {}, "train")
     (tmp_path / "recipe.yaml").write_text('team: {workflow: "verifiers://desk"}\n')
-    with pytest.raises(DataError, match=f"team.workflow: .*{message}"):
+    with pytest.raises(ConfigError, match=f"team.workflow: .*{message}"):
         load_recipe(tmp_path / "recipe.yaml")

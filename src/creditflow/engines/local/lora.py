@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from creditflow._utils.install import needs
 from creditflow.config import ActorModelConfig, FallbackConfig
 from creditflow.engines.local.products import forget_casts
 from creditflow.errors import ConfigError, ModelError, first_line
@@ -119,10 +120,8 @@ _locks: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()
 
 def expect_fits(base: Any, config: ActorModelConfig | FallbackConfig, key: str = MODEL_KEY) -> None:
     """Raise ConfigError if peft is missing, or the model does not have the named modules or layers."""
-    try:
+    with needs(f"{key}.lora_rank: LoRA", "lora"):
         import peft  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(f"{key}.lora_rank: LoRA needs peft: pip install 'creditflow[lora]'") from error
     # peft accepts names without a match if another name matches.
     names = [name for name, _ in base.named_modules()]
     targets = [] if isinstance(config.target_modules, str) else config.target_modules

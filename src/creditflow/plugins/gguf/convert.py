@@ -21,6 +21,7 @@ import torch
 
 from creditflow._utils.files import cache_folder, make_folder, make_whole, remove_unfinished, write_json
 from creditflow._utils.huggingface import load_tokenizer, missing_files
+from creditflow._utils.install import install_command
 from creditflow._utils.progress import Reporter
 from creditflow.errors import InputError, ModelError, first_line
 from creditflow.plugins.gguf.tokenizer import (
@@ -80,9 +81,9 @@ class Origin:
 
 def expect_reader() -> None:
     """Raise InputError if the packages that read GGUF files are missing."""
-    missing = [name for name in ("gguf", "accelerate") if find_spec(name) is None]
-    if missing:
-        raise InputError(f"GGUF: {' and '.join(missing)} missing; pip install {' '.join(missing)}")
+    for name in ("gguf", "accelerate"):
+        if find_spec(name) is None:
+            raise InputError(f"GGUF needs {name}: {install_command('gguf')}")
 
 
 def supported_architectures() -> list[str]:

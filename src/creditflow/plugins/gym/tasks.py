@@ -20,6 +20,7 @@ from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
+from creditflow._utils.install import needs
 from creditflow.data.sources import Source, TaskSplit, digest, options_of, split_named, split_of, whole
 from creditflow.data.trajectory import Task
 from creditflow.errors import DataError, did_you_mean, first_line
@@ -211,12 +212,9 @@ def parse_address(text: str, key: str) -> GymAddress:
 
 
 def _factory(key: str) -> Any:
-    try:
-        with warnings.catch_warnings():  # one of its dependencies compares texts with `is`
-            warnings.simplefilter("ignore", SyntaxWarning)
-            return importlib.import_module("reasoning_gym.factory")
-    except ModuleNotFoundError as error:
-        raise DataError(f"{key}: {SCHEME} needs {error.name}: pip install 'creditflow[gym]'") from error
+    with needs(f"{key}: {SCHEME}", "gym"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # one of its dependencies compares texts with `is`
+        return importlib.import_module("reasoning_gym.factory")
 
 
 @lru_cache(maxsize=64)

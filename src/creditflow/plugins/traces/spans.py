@@ -20,7 +20,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
 
-from creditflow.errors import DataError, InputError, first_line
+from creditflow._utils.install import needs
+from creditflow.errors import DataError, first_line
 
 LIST_TYPES = (list, tuple)
 """A tuple, as `list | tuple` would make a new type at every check, dozens of times per span."""
@@ -288,17 +289,12 @@ def from_readable(spans: Sequence[Any], logs: Sequence[Any] = ()) -> list[Span]:
 
     Raises InputError if opentelemetry-exporter-otlp-proto-common is not installed.
     """
-    try:
+    with needs("OTLP", "traces"):
         from google.protobuf.json_format import MessageToDict
         from opentelemetry.exporter.otlp.proto.common._log_encoder import encode_logs
         from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
-    except ModuleNotFoundError as error:
-        raise InputError(_MISSING) from error
     messages = [MessageToDict(encode_spans(spans)), MessageToDict(encode_logs(logs))]
     return from_json(message for message in messages if message)
-
-
-_MISSING = "OTLP needs opentelemetry-exporter-otlp-proto-common: pip install 'creditflow[traces]'"
 
 
 def protobuf_messages(data: bytes, where: str) -> list[dict[str, Any]]:
@@ -308,14 +304,12 @@ def protobuf_messages(data: bytes, where: str) -> list[dict[str, Any]]:
     messages, each after its length in four bytes, as collectors write them to files. Raises DataError for other bytes,
     InputError if opentelemetry-proto is not installed.
     """
-    try:
+    with needs(f"{where}: OTLP", "traces"):
         from google.protobuf.json_format import MessageToDict
         from google.protobuf.message import DecodeError
         from opentelemetry.proto.logs.v1.logs_pb2 import LogsData
         from opentelemetry.proto.metrics.v1.metrics_pb2 import MetricsData
         from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
-    except ModuleNotFoundError as error:
-        raise InputError(f"{where}: {_MISSING}") from error
     # The bytes do not identify their message type. Parsed as metrics, only metrics have valid names; parsed as spans,
     # log records fail or have no ids.
     signals = (

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from pydantic import Field, create_model
 
+from creditflow._utils.install import needs
 from creditflow.config import Recipe, load_recipe, trained_policies
 from creditflow.credit import OutcomeRule, ScoreRule
 from creditflow.data import Message, Step, Task, Trajectory
@@ -26,15 +27,10 @@ from creditflow.rollout.client import ChatClient, ChatReply, Generation, Generat
 from creditflow.rollout.recorder import spelled
 from creditflow.rollout.runner import run_rollout
 
-try:
+with needs("the export to verifiers (in a separate environment, see docs/how_to/verifiers.md)", "verifiers"):
     import verifiers.v1 as vf
 
     from creditflow.plugins.verifiers.harness import HARNESS
-except ImportError as missing:
-    raise ConfigError(
-        f"the export to verifiers needs {missing.name}, in a separate environment: pip install "
-        "'creditflow[verifiers]'; see docs/how_to/verifiers.md"
-    ) from missing
 
 OUTCOME = "outcome"
 """The name of the outcome among the rewards of a trace."""

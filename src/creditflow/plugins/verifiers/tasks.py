@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import ValidationError
 
+from creditflow._utils.install import needs
 from creditflow.data.sources import MOST_TASKS, Source, TaskSplit, digest, options_of, split_named, split_of, whole
 from creditflow.data.trajectory import Message, Task
 from creditflow.errors import DataError, did_you_mean, first_line
@@ -201,18 +202,8 @@ def _config(text: str, key: str) -> Any:
 
 
 def _verifiers(key: str) -> Any:
-    if importlib.util.find_spec("verifiers") is None:
-        raise DataError(
-            f"{key}: {SCHEME} needs verifiers, in a separate environment (it requires openai below 3): "
-            "pip install 'creditflow[verifiers]'; see docs/how_to/verifiers.md"
-        )
-    try:
+    with needs(f"{key}: {SCHEME} (in a separate environment, see docs/how_to/verifiers.md)", "verifiers"):
         return importlib.import_module("verifiers.v1")
-    except ImportError as error:
-        raise DataError(
-            f"{key}: {SCHEME} needs verifiers 0.4 (verifiers.v1): {first_line(error)}; pip install "
-            "'creditflow[verifiers]'"
-        ) from error
 
 
 def _not_installed(address: VerifiersAddress, error: ModuleNotFoundError) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, cast
 
+from creditflow._utils.install import needs
 from creditflow.errors import ConfigError, first_line
 from creditflow.rewards.calls import Answered, BackendOptions, Returned, RewardCall, add_counts
 from creditflow.rewards.execution import wire
@@ -67,10 +68,8 @@ class RayBackend:
     """
 
     def __init__(self, functions: Sequence[RewardFunction], options: BackendOptions) -> None:
-        try:
+        with needs("reward.backend: ray", "ray"):
             import ray
-        except ImportError as error:
-            raise ConfigError("reward.backend: ray needs Ray: pip install 'creditflow[ray]'") from error
         self.ray = ray
         self.options = options
         self.functions = [function for function in functions if self.takes(function)]

@@ -23,10 +23,10 @@ from typing import Any, Protocol
 from urllib.parse import quote, unquote
 
 from creditflow._utils.files import json_ready
+from creditflow._utils.install import needs
 from creditflow._utils.loopback import bound, host_name, hosts_of, is_proxied, url_of
 from creditflow.data.trajectory import content_text
 from creditflow.errors import (
-    ConfigError,
     CreditflowError,
     EndpointError,
     InputError,
@@ -38,7 +38,7 @@ from creditflow.rollout.chat import pieces
 from creditflow.rollout.client import ChatClient, PolicyView
 from creditflow.rollout.recorder import AgentCall, AgentSpec, Recorder, Reply
 
-try:
+with needs("calls over HTTP", "serve"):
     import uvicorn
     from starlette.applications import Starlette
     from starlette.requests import ClientDisconnect, Request
@@ -49,8 +49,6 @@ try:
     from creditflow.rollout.http.connections import bounded_connections, make_room
     from creditflow.rollout.http.dialects import DIALECTS
     from creditflow.rollout.http.requests import MOST_CHOICES, Dialect, RefusedError, parsed
-except ImportError as missing:
-    raise ConfigError(f"agents that call over HTTP need {missing.name}: pip install 'creditflow[serve]'") from missing
 
 AGENT_HEADER = "x-creditflow-agent"
 PARENTS_HEADER = "x-creditflow-parents"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from creditflow._utils.install import needs
 from creditflow.errors import ConfigError, first_line
 from creditflow.plugins.environments.adapters.spaces import SpaceEnvironment, expect_readable
 from creditflow.plugins.environments.base import TextEnvironment, Turn, environment
@@ -40,10 +41,8 @@ class GymnasiumEnvironment(SpaceEnvironment):
 @environment("gymnasium")
 def open_address(address: EnvironmentAddress) -> TextEnvironment:
     """Make the environment that Gymnasium has registered under the address's name."""
-    try:
+    with needs(address.text, "environments"):
         import gymnasium
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{address.text} needs {error.name}: pip install 'creditflow[environments]'") from error
     if ":" in address.name:  # gymnasium would import the module before the colon
         raise ConfigError(f"{address.text}: expected a name without a module, got {address.name}")
     try:

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from creditflow._utils.install import needs
 from creditflow.errors import ConfigError, did_you_mean, first_line
 from creditflow.plugins.environments.base import (
     MOST_LISTED,
@@ -195,9 +196,7 @@ def _slots(url: str, sessions: int) -> asyncio.Semaphore:
 @environment("openenv")
 def open_address(address: EnvironmentAddress) -> TextEnvironment:
     """Make a session of the server at the address. Connects at `reset`."""
-    try:
+    with needs(address.text, "openenv"):
         import websockets  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{address.text} needs {error.name}: pip install 'creditflow[openenv]'") from error
     options = _Options(address)
     return OpenEnvEnvironment(f"{'wss' if options.tls else 'ws'}://{address.name.rstrip('/')}/ws", options)

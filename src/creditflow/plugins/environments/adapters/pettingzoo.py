@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from creditflow._utils.install import needs
 from creditflow.errors import ConfigError, did_you_mean, first_line
 from creditflow.plugins.environments.adapters.spaces import SpaceEnvironment, expect_readable
 from creditflow.plugins.environments.base import TextEnvironment, Turn, environment
@@ -115,11 +116,13 @@ def open_address(address: EnvironmentAddress) -> TextEnvironment:
         raise ConfigError(f"{address.text}: parallel: expected true or false, got {at_once!r}")
     module = f"pettingzoo.{address.name.replace('/', '.')}"
     try:
+        with needs(address.text, "environments"):
+            import pettingzoo  # noqa: F401
         maker = getattr(importlib.import_module(module), "parallel_env" if at_once else "env")
     except ModuleNotFoundError as error:
-        if error.name is not None and module.startswith(error.name) and error.name != "pettingzoo":
+        if error.name is not None and module.startswith(error.name):
             raise ConfigError(f"{address.text}: PettingZoo has no module {module}") from error
-        raise ConfigError(f"{address.text} needs {error.name}: pip install 'creditflow[environments]'") from error
+        raise ConfigError(f"{address.text} needs {error.name}: pip install 'pettingzoo[{family}]'") from error
     except AttributeError as error:
         raise ConfigError(f"{address.text}: {first_line(error)}; leave out parallel=true") from error
     try:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from creditflow._utils.install import needs
 from creditflow.errors import ConfigError, did_you_mean, first_line
 from creditflow.plugins.environments.base import TextEnvironment, Turn, View, environment
 from creditflow.plugins.environments.tasks import EnvironmentAddress
@@ -91,11 +92,9 @@ def _seat(player: int) -> str:
 @environment("textarena")
 def open_address(address: EnvironmentAddress) -> TextEnvironment:
     """Make the game that TextArena has registered under the address's name."""
-    try:
+    with needs(address.text, "textarena"):
         import textarena
         from textarena.envs.registration import ENV_REGISTRY
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{address.text} needs {error.name}: pip install 'creditflow[textarena]'") from error
     if address.name not in ENV_REGISTRY:
         hint = did_you_mean(address.name, ENV_REGISTRY)
         raise ConfigError(f"{address.text}: expected a game of TextArena, got {address.name!r}{hint}")
