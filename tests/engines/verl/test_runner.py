@@ -118,7 +118,9 @@ def test_rollout_without_its_scores_leaves_the_others(trajectories):
         calls = [asyncio.create_task(one.score(trajectory)) for trajectory in trajectories[:5]]
         await asyncio.sleep(0)  # the first is scored, the others wait
         calls[1].cancel()
-        return batches, await asyncio.gather(*calls, return_exceptions=True)
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert one._waiting == one._reports == {}
+        return batches, results
 
     batches, (first, cancelled, failed, *parts) = asyncio.run(score())
 

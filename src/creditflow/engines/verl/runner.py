@@ -54,9 +54,10 @@ class RolloutRunner:
                     batch = {k: waiting for k, waiting in self._waiting.items() if k not in self._reports}
                     parts, shared = await self.components.rewards.score_apart([*batch.values()])
                     self._reports |= zip(batch, [ScoringReport.merge([parts[0], shared]), *parts[1:]], strict=True)
+            return self._reports[key]
         finally:
             del self._waiting[key]
-        return self._reports.pop(key)
+            self._reports.pop(key, None)
 
     async def close(self) -> None:
         """Close the rewards and the connections to endpoints."""
