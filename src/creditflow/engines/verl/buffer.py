@@ -69,16 +69,12 @@ class RolloutBuffer(ReplayBuffer):  # type: ignore[misc]
         self.selected = set(selection[0])
         return selection
 
-    def _dapo_filtered_keys(self, partition_id: str) -> Any:
-        # verl filters by rows and would raise on a group without rows.
+    def _terminal_eviction_reasons(self, global_steps: int, partition_id: str) -> Any:
+        # verl filters groups by rows and would raise on a finished one without rows.
         with_rows = {key.split("_")[0] for key in self.partitions[partition_id]}
-        without = self.finished_keys[partition_id] - with_rows
-        self.finished_keys[partition_id] -= without
-        self.failure_keys[partition_id] |= without
-        return super()._dapo_filtered_keys(partition_id)
-
-    def _terminal_eviction_reasons(self, *args: Any) -> Any:
-        stale, filtered, _, counts = super()._terminal_eviction_reasons(*args)
+        self.failure_keys[partition_id] |= self.finished_keys[partition_id] - with_rows
+        self.finished_keys[partition_id] &= with_rows
+        stale, filtered, _, counts = super()._terminal_eviction_reasons(global_steps, partition_id)
         # verl would replace groups without rows, for ever if all fail; the trainer must see and count their failures.
         return stale, filtered, set(), counts
 

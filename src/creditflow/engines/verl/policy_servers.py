@@ -6,8 +6,6 @@ the socket for weights hold nothing else. So every policy gets ranks of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import zmq
@@ -52,15 +50,12 @@ class _PolicyReplica:
         await super().launch_servers()  # type: ignore[misc]
 
 
-@contextmanager
-def servers_of_policy(backend: str) -> Iterator[None]:
-    """Create replicas inside with the ranks that the configuration names (`assign_servers`)."""
+def use_policy_replicas(backend: str) -> None:
+    """Create replicas in this process with the ranks that the configuration names (`assign_servers`)."""
     plain = RolloutReplicaRegistry.get(backend)
-    RolloutReplicaRegistry.register(backend, lambda: type(plain.__name__, (_PolicyReplica, plain), {}))
-    try:
-        yield
-    finally:
-        RolloutReplicaRegistry.register(backend, lambda: plain)
+    if not issubclass(plain, _PolicyReplica):
+        own = type(plain.__name__, (_PolicyReplica, plain), {})
+        RolloutReplicaRegistry.register(backend, lambda: own)
 
 
 class PolicyWorker(ActorRolloutRefWorker):  # type: ignore[misc]

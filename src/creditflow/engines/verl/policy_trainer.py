@@ -26,7 +26,12 @@ from verl.workers.utils.padding import response_to_nested
 
 from creditflow.credit import Assignment
 from creditflow.data import Floats
-from creditflow.engines.verl.policy_servers import PolicyWorker, SeparatePolicyWorker, assign_servers, servers_of_policy
+from creditflow.engines.verl.policy_servers import (
+    PolicyWorker,
+    SeparatePolicyWorker,
+    assign_servers,
+    use_policy_replicas,
+)
 from creditflow.engines.verl.recipe import read_run_handle
 from creditflow.engines.verl.rows import VerlRows, delete_rows, select, write
 from creditflow.engines.verl.versions import VersionedClient
@@ -51,11 +56,8 @@ class PolicyTrainer(PPOTrainer):  # type: ignore[misc]
             assign_servers(config.actor_rollout_ref.rollout, place, self.run.token)
             if config.trainer.v1.trainer_mode == "separate_async":  # verl would have one update per mini-batch
                 config.actor_rollout_ref.actor.ppo_mini_batch_size = config.data.train_batch_size
+        use_policy_replicas(config.actor_rollout_ref.rollout.name)
         super().__init__(config)
-
-    def _setup(self) -> None:
-        with servers_of_policy(self.config.actor_rollout_ref.rollout.name):
-            super()._setup()
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
@@ -183,31 +185,32 @@ class PolicyTrainer(PPOTrainer):  # type: ignore[misc]
 class PartnerPolicy(PolicyTrainer):
     """Another trained policy of a run: verl's workers and servers, without a data set or training loop.
 
-    A mix-in, as `PolicyTrainer`.
+    A mix-in, as `PolicyTrainer`. `steps`: those of the run and those trained so far. `checkpoint`: the policy's folder
+    in the checkpoint that the run resumes from.
     """
 
-    def __init__(self, config: Any, policy: str, place: int, total_steps: int) -> None:
-        self._total_steps = total_steps
+    def __init__(self, config: Any, policy: str, place: int, steps: tuple[int, int], checkpoint: Path) -> None:
+        self.total_training_steps, self.begun = steps
+        self.checkpoint = checkpoint
         self.curr_step_profile = self.prev_step_profile = False  # the leader starts and stops profilers
         super().__init__(config, policy, place)
 
     def _init_dataloader(self) -> None:
         with open_dict(self.config):
-            self.config.actor_rollout_ref.actor.optim.total_training_steps = self._total_steps
-            self.config.critic.optim.total_training_steps = self._total_steps
+            self.config.actor_rollout_ref.actor.optim.total_training_steps = self.total_training_steps
+            self.config.critic.optim.total_training_steps = self.total_training_steps
 
     def _load_checkpoint(self) -> None:
-        self.global_steps = 0  # the run prints its starting step
+        self.global_steps = self.begun
+        for name, workers in self._workers.items() if self.begun else ():
+            workers.load_checkpoint(local_path=str(self.checkpoint / name), del_local_after_load=False)
 
-    def save(self, folder: Path, step: int) -> None:
+    def save(self, folder: Path) -> None:
         """Write model, optimizer and critic into `folder`."""
         keep = self.config.trainer.get("max_actor_ckpt_to_keep", None)
-        self.actor_rollout_wg.save_checkpoint(str(folder / "actor"), None, step, max_ckpt_to_keep=keep)
-        if self.use_critic:
-            self.critic_wg.save_checkpoint(str(folder / "critic"), None, step, max_ckpt_to_keep=keep)
+        for name, workers in self._workers.items():
+            workers.save_checkpoint(str(folder / name), None, self.global_steps, max_ckpt_to_keep=keep)
 
-    def load(self, folder: Path) -> None:
-        """Load the files of `save`."""
-        self.actor_rollout_wg.load_checkpoint(local_path=str(folder / "actor"), del_local_after_load=False)
-        if self.use_critic:
-            self.critic_wg.load_checkpoint(local_path=str(folder / "critic"), del_local_after_load=False)
+    @property
+    def _workers(self) -> dict[str, Any]:
+        return {"actor": self.actor_rollout_wg} | ({"critic": self.critic_wg} if self.use_critic else {})

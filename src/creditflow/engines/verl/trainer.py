@@ -44,7 +44,6 @@ from creditflow.engines.common.components import load_functions
 from creditflow.engines.common.guard import build_guard, control_state, load_control_state, run_guard
 from creditflow.engines.common.metrics import staleness_metrics, step_metrics, update_threshold, val_metrics
 from creditflow.engines.common.run import FINISHED
-from creditflow.engines.verl.agent_loop import CreditflowAgentLoopManager
 from creditflow.engines.verl.buffer import RolloutBuffer
 from creditflow.engines.verl.options import MODES
 from creditflow.engines.verl.policies import policy_configs, rollout_devices
@@ -111,25 +110,19 @@ class CreditflowTrainer(PolicyTrainer):
         if self.trainer_mode != "sync":  # a group that failed may be replaced before anyone takes its records
             expect_no_mistake(record_tags(partition(validate=False)).values())
 
-    def _setup(self) -> None:
-        super()._setup()
+    def on_init_end(self) -> None:
+        """Set up the other policies, and send all weights to the servers."""
+        steps = (self.total_training_steps, self.global_steps)
         for place, (name, config) in enumerate(self._partner_configs.items(), start=1):
-            partner = PARTNERS[self.trainer_mode](config, name, place, self.total_training_steps)
-            partner._setup()
-            if self.global_steps > 0:
-                partner.load(self._checkpoint() / "policies" / name)
+            partner = PARTNERS[self.trainer_mode](config, name, place, steps, self._checkpoint() / "policies" / name)
+            partner.init()
             self.partners.append(partner)
+        with expect_live_servers():
+            super().on_init_end()
 
     def get_llm_client(self) -> dict[str, tuple[Any, Any]]:
         """Each trained policy's client and the section of its model in verl's configuration."""
         return {t.policy: (t.policy_client(), t.config.actor_rollout_ref.model) for t in self.trainers}
-
-    def fit(self, agent_loop_manager: CreditflowAgentLoopManager) -> None:
-        """Train until the run is finished; close the workers in any case."""
-        try:
-            super().fit(agent_loop_manager)
-        finally:
-            agent_loop_manager.close()
 
     def _call_hook(self, hook: str) -> None:
         """Run verl's `hook` for every trained policy."""
@@ -147,7 +140,7 @@ class CreditflowTrainer(PolicyTrainer):
         folder = self._checkpoint()
         folder.mkdir(parents=True, exist_ok=True)
         for partner in self.partners:
-            partner.save(folder / "policies" / partner.policy, self.global_steps)
+            partner.save(folder / "policies" / partner.policy)
         self._save_state(folder)
         super()._save_checkpoint()  # last, because it marks the checkpoint as complete
 
@@ -324,6 +317,7 @@ class CreditflowTrainer(PolicyTrainer):
         update_threshold(self.threshold, evaluation)
         self._save_state_again()
         if self.global_steps >= self.total_training_steps:
+            self.agent_loop_manager.close()
             self.folder.write_text(FINISHED, evaluation.to_json())  # the last file: the run is finished
         return metrics
 
@@ -360,7 +354,7 @@ class CreditflowTrainer(PolicyTrainer):
 BASES = dict(zip(MODES, (PPOTrainerSync, PPOTrainerColocateAsync, PPOTrainerSeparateAsync), strict=True))
 """verl's trainer of each mode."""
 PARTNERS = {mode: type(PartnerPolicy.__name__, (PartnerPolicy, base), {}) for mode, base in BASES.items()}
-_HOOKS = [f"on_{what}_{when}" for what in ("step", "sample", "validate") for when in ("begin", "end")] + ["on_init_end"]
+_HOOKS = [f"on_{what}_{when}" for what in ("step", "sample", "validate") for when in ("begin", "end")]
 """verl's hooks that run for every trained policy."""
 for _mode, _base in BASES.items():
     _hooks = {hook: partialmethod(CreditflowTrainer._call_hook, hook) for hook in _HOOKS}
