@@ -1,0 +1,134 @@
+import numpy as np
+import pytest
+
+pytest.importorskip("verl")
+
+import torch
+from omegaconf import OmegaConf
+from verl.protocol import DataProto
+from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+
+from creditflow import CreditOptions, TrajectoryBatch, assign
+from creditflow.engines.verl import plugin
+from creditflow.engines.verl.plugin import Row, Turns
+from creditflow.errors import BatchError, ConfigError
+from tests.builders import make_trajectory, step
+
+MASK = np.array([[1, 1, 0, 1, 1, 1, 0], [1, 0, 0, 0, 1, 1, 1], [1, 1, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0]], bool)
+"""Rows with two turns, two turns, one turn; and a padding row."""
+OUTCOMES = (1.0, 0.0, 1.0)
+UIDS = ("a", "a", "b")
+
+
+def verl_advantages(algorithm: dict, rewards: np.ndarray, mask: np.ndarray = MASK) -> np.ndarray:
+    """The advantages [R, L] that verl's own function computes under `algorithm.adv_estimator=creditflow`."""
+    tensors = {"token_level_rewards": torch.tensor(rewards), "response_mask": torch.tensor(mask).long()}
+    uids = np.array([*UIDS, "a"][: len(mask)], dtype=object)
+    data = DataProto.from_dict(tensors={**tensors}, non_tensors={"uid": uids})
+    keys = [f"{uid}_{n}_0" for n, uid in enumerate(uids)]
+    config = OmegaConf.create({"creditflow": algorithm})
+    done = compute_advantage_for_multi_trajectories(data, keys, adv_estimator="creditflow", config=config)
+    return done.batch["advantages"].numpy()
+
+
+def own_advantages(options: CreditOptions, scores: tuple = (None, None)) -> np.ndarray:
+    """The same from `assign` alone, on trajectories that are built step by step."""
+    turns = (("a", [2, 3], scores[0]), ("a", [1, 3], scores[1]), ("b", [3], None))
+    team = [
+        make_trajectory(
+            str(n),
+            [step("agent", s if k == 0 else None, tokens=length) for k, length in enumerate(lengths)],
+            outcome=outcome,
+            task=uid,
+        )
+        for n, ((uid, lengths, s), outcome) in enumerate(zip(turns, OUTCOMES, strict=True))
+    ]
+    filled = np.zeros(MASK.shape)
+    filled[MASK] = assign(TrajectoryBatch.from_trajectories(team), options).token_advantages()
+    return filled
+
+
+def rewards_with(first_turn_of_row_0: float = 0.0) -> np.ndarray:
+    rewards = np.zeros(MASK.shape)
+    rewards[0, 6], rewards[1, 6], rewards[2, 6] = OUTCOMES
+    rewards[0, 1] = first_turn_of_row_0
+    return rewards
+
+
+@pytest.mark.parametrize("algorithm", [{}, {"propagation": "identical", "group_by": "task"}, {"gamma": 0.5}])
+def test_estimator_equals_assign_in_verls_rows(algorithm):
+    got = verl_advantages(algorithm, rewards_with())
+    np.testing.assert_allclose(got, own_advantages(CreditOptions(**algorithm)), rtol=1e-6)
+    assert not got[~MASK].any()
+
+
+def test_estimator_reads_scores_of_turns():
+    got = verl_advantages({"turn_scores": True}, rewards_with(0.75))
+    np.testing.assert_allclose(got, own_advantages(CreditOptions(), (0.75, 0.0)), rtol=1e-6)
+    with pytest.raises(BatchError, match=r"row 0: rewards at tokens before the last turn.*turn_scores=true"):
+        verl_advantages({"group_by": "agent"}, rewards_with(0.75))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        (
+            {"creditflow": {"propagaton": "own"}},
+            "algorithm.propagaton: expected an option of credit .did you mean 'propagation'",
+        ),
+        ({"creditflow": {"adv_estimator": "gae"}}, "gae reads a critic; set trainer.v1.trainer_mode=credit_sync"),
+        ({"creditflow": {"folder": "runs/x"}}, "folder: an estimator does not know the training step; set trainer.v1"),
+        ({"rollout_correction": {"rollout_rs": "token_k1"}}, "rejected tokens would look like turns"),
+        ({"use_kl_in_reward": True}, "set actor_rollout_ref.actor.use_kl_loss=true"),
+        ({"creditflow": {"outcome_range": 1}}, r"expected two numbers such as \[-1,1\], got 1"),
+        ({"creditflow": {"group_by": "task_agent_state"}}, "prompts are not known here"),
+    ],
+)
+def test_estimator_refuses_what_it_cannot_do(algorithm, message):
+    with pytest.raises(ConfigError, match=message):
+        plugin.advantages(torch.zeros(1, 2), torch.ones(1, 2), OmegaConf.create(algorithm), ["a"])
+
+
+def test_rows_of_agents_keep_parents_and_scores():
+    mask = np.array([[1, 1], [1, 0], [0, 1], [1, 1]], bool)
+    rows = [
+        Row("b", 0, 2, 1.0, "judge", parents=(0, 1)),
+        Row("b", 0, 0, 1.0, "first", (0.25,)),
+        Row("b", 0, 1, 1.0, "second", (0.5,), parents=()),
+        None,
+    ]
+    turns = Turns.from_rows(rows, mask, (0.0, 1.0))
+    batch = turns.batch
+    assert [batch.agent_names[a] for a in batch.agent_of_step] == ["first", "second", "judge"]
+    assert [*zip(batch.edge_child.tolist(), batch.edge_parent.tolist(), strict=True)] == [(2, 0), (2, 1)]
+    np.testing.assert_array_equal(batch.scores[:, 0], [0.25, 0.5, np.nan])
+    np.testing.assert_array_equal(turns.spread(np.arange(1.0, 5.0), mask.shape), [[3, 4], [1, 0], [0, 2], [0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (Row("a", 0, 1, 1.0, parents=(5,)), r"row a_0_1: extra_fields.parents: .*\(0, 1\), got 5"),
+        (Row("a", 0, 1, 1.0, scores=(1.0, 0.5)), "row a_0_1: 2 scores for 1 turns"),
+        (Row("a", 0, 1, 2.0), "pass the lowest and the highest possible one as outcome_range"),
+        (Row("a", 0, 1, 1.0, parents=(1,)), "edge"),
+    ],
+)
+def test_rows_that_do_not_fit_are_named(row, message):
+    with pytest.raises(BatchError, match=message):
+        Turns.from_rows([Row("a", 0, 0, 1.0), row], np.ones((2, 2), bool), (0.0, 1.0))
+
+
+def test_modes_extend_verls_trainers(monkeypatch):
+    from verl.trainer.ppo.v1 import get_trainer_cls
+
+    for name in ("sync", "colocate_async", "separate_async"):
+        assert issubclass(get_trainer_cls(f"credit_{name}"), (plugin.CreditMode, get_trainer_cls(name)))
+    config = OmegaConf.create(
+        {"algorithm": {"adv_estimator": "rloo"}, "trainer": {"v1": {"trainer_mode": "credit_sync"}}}
+    )
+    with pytest.raises(ConfigError, match=r"the trainer mode reads .*move rloo there"):
+        get_trainer_cls("credit_sync")(config)
+    monkeypatch.setattr(plugin, "TESTED", {"0.1": dict.fromkeys(plugin.TESTED["0.9.1"], "other")})
+    with pytest.raises(ConfigError, match=r"differs from 0.1 in AgentLoopWorkerTQ._agent_loop_postprocess, PPOTrainer"):
+        get_trainer_cls("credit_sync")(config)
