@@ -103,16 +103,16 @@ test-all: $(STAMPS)/test sandbox browser benchmarks openenv verifiers
 	$(BIN)/python -m benchmarks --quick
 
 # Environments without verl and the frameworks. UV_TORCH_BACKEND=cpu avoids CUDA's libraries where PyTorch's index can be reached.
-VERSIONS_EXTRAS := train,report,judge,ray,sandbox,lora,tools,serve,environments,textarena,openenv,traces,wandb,tensorboard,mlflow,gguf,test
+VERSIONS_EXTRAS := train,report,judge,ray,sandbox,lora,tools,serve,environments,textarena,openenv,traces,wandb,tensorboard,mlflow,gguf,gym,test
 VERSIONS_TESTS := $(addprefix tests/,_utils cli config credit data engines monitoring plugins recipes reports rewards rollout runs studies testing)
 versions_oldest := --resolution lowest-direct
 versions_pinned := -c constraints.txt
 versions_newest :=
 
 test-oldest test-pinned test-newest: test-%: $(STAMPS)/%
-	OMP_NUM_THREADS=1 $(VENV)/$*/bin/python -m pytest -p no:cacheprovider -m "not slow" -n $(WORKERS) $(VERSIONS_TESTS)
+	OMP_NUM_THREADS=1 $(VENV)/$*/bin/python -m pytest -p no:cacheprovider -m "not slow" -n $(WORKERS) --ignore tests/engines/verl $(VERSIONS_TESTS)
 
-$(STAMPS)/oldest $(STAMPS)/pinned $(STAMPS)/newest: $(STAMPS)/uv pyproject.toml constraints.txt
+$(STAMPS)/oldest $(STAMPS)/pinned $(STAMPS)/newest: $(STAMPS)/uv pyproject.toml constraints.txt | compiler
 	$(BIN)/uv venv --quiet --clear --python "$$($(FIND_PYTHON))" $(VENV)/$(@F)
 	$(BIN)/uv pip install --quiet --python $(VENV)/$(@F)/bin/python --compile-bytecode $(versions_$(@F)) \
 		-e '.[$(VERSIONS_EXTRAS)]' 'pytest>=9' 'pytest-xdist>=3.8' 'hypothesis>=6.150'
