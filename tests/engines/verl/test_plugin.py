@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -53,6 +56,13 @@ def rewards_with(first_turn_of_row_0: float = 0.0) -> np.ndarray:
     rewards[0, 6], rewards[1, 6], rewards[2, 6] = OUTCOMES
     rewards[0, 1] = first_turn_of_row_0
     return rewards
+
+
+def test_verl_alone_loads_the_entry_point():
+    """verl hides errors of entry points, so that an estimator would be missing without a word."""
+    code = "from verl.trainer.ppo.core_algos import get_adv_estimator_fn as get; print(get('creditflow').__module__)"
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.split()[-1:] == ["creditflow.engines.verl.plugin"], done.stderr
 
 
 @pytest.mark.parametrize("algorithm", [{}, {"propagation": "identical", "group_by": "task"}, {"gamma": 0.5}])
