@@ -11,7 +11,8 @@ class PlannerSolver(AgentLoopBase):
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
         question, plan, outputs = kwargs["raw_prompt"][-1]["content"], "", []
         for agent in ("planner", "solver"):
-            prompt = await self.ct_build_initial_tokens([{"role": "user", "content": f"{agent}: {question}\n{plan}"}])
+            messages = [{"role": "user", "content": f"{agent}: {question}\n{plan}"}]
+            prompt = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
             out = await self.server_manager.generate(
                 request_id=uuid4().hex, prompt_ids=prompt, sampling_params=sampling_params
             )
