@@ -90,6 +90,7 @@ def test_estimator_reads_scores_of_turns():
         ({"creditflow": {"folder": "runs/x"}}, "folder: an estimator does not know the training step; set trainer.v1"),
         ({"rollout_correction": {"rollout_rs": "token_k1"}}, "rejected tokens would look like turns"),
         ({"use_kl_in_reward": True}, "set actor_rollout_ref.actor.use_kl_loss=true"),
+        ({"creditflow": {"turn_scores": "no"}}, "turn_scores: expected true or false, got 'no'"),
         ({"creditflow": {"outcome_range": 1}}, r"expected two numbers such as \[-1,1\], got 1"),
         ({"creditflow": {"group_by": "task_agent_state"}}, "prompts are not known here"),
     ],
@@ -115,13 +116,25 @@ def test_rows_of_agents_keep_parents_and_scores():
     np.testing.assert_array_equal(turns.spread(np.arange(1.0, 5.0), mask.shape), [[3, 4], [1, 0], [0, 2], [0, 0]])
 
 
+def test_rows_without_sampled_tokens_give_the_outcome():
+    last = Row("a", 0, 3, float(np.float32(1.1)))
+    rows = [Row("a", 0, 0, 0.0), Row("a", 0, 1, 0.0), Row("a", 0, 2, 0.0, parents=(1,)), last]
+    batch = Turns.from_rows(rows, np.array([[1], [0], [1], [0]], bool), (-0.1, 1.1)).batch
+    assert batch.outcome.tolist() == [1.1]
+    assert batch.edge_child.size == 0
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (Row("a", 0, 1, 1.0, parents=(5,)), r"row a_0_1: extra_fields.parents: .*\(0, 1\), got 5"),
+        (
+            Row("a", 0, 1, 1.0, parents=(5,)),
+            "row a_0_1: extra_fields.parents: expected indices, below 1, of the outputs .*, got 5",
+        ),
         (Row("a", 0, 1, 1.0, scores=(1.0, 0.5)), "row a_0_1: 2 scores for 1 turns"),
-        (Row("a", 0, 1, 2.0), "pass the lowest and the highest possible one as outcome_range"),
-        (Row("a", 0, 1, 1.0, parents=(1,)), "edge"),
+        (Row("a", 0, 1, 2.0), r"row a_0_1: reward 2.0 is outside of .*outcome_range=\[LOWEST,HIGHEST\]"),
+        (Row("a", 0, 1, float("nan")), "row a_0_1: expected a finite reward, got nan"),
+        (Row("a", 0, 1, 1.0, parents=(1,)), "below 1, of the outputs .*, got 1"),
     ],
 )
 def test_rows_that_do_not_fit_are_named(row, message):

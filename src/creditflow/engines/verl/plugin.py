@@ -4,7 +4,7 @@
 
 * `algorithm.adv_estimator=creditflow`: one row a trajectory, whose turns are the runs of ones in the response mask.
 * `trainer.v1.trainer_mode=credit_sync` (`credit_colocate_async`, `credit_separate_async`): also agent loops that return
-  several rows for a trajectory. `extra_fields` of a row may have `agent`, `score` (`turn_scores`) and `parents`.
+  several rows for a trajectory. `extra_fields` of a row may have `agent`, `score` and `parents`.
 
 `+algorithm.creditflow.*` has the options of credit under their names in a recipe, and those of `Settings`. The module
 also loads by itself with verl, as an entry point of `verl.plugins`. Its import is light: it registers when verl's own
@@ -13,8 +13,9 @@ modules are imported.
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -96,9 +97,10 @@ class Turns:
         Each turn has the one before it in its row as its parent; the first turn of a row, the last ones of `parents`.
         Raises BatchError, among others for parents that do not exist and outcomes outside the range.
         """
-        taken = [r for r, row in enumerate(rows) if row is not None and mask_RL[r].any()]
-        order = sorted(taken, key=lambda r: _place(rows[r]))
+        real = sorted((row.uid, row.session, row.index, r) for r, row in enumerate(rows) if row is not None)
+        order = [r for *_, r in real if mask_RL[r].any()]
         ordered: list[Row] = [row for r in order if (row := rows[r]) is not None]
+        outcomes = {(uid, session): _outcome(rows[r], outcome_range) for uid, session, _, r in real}  # of the last row
         mask_RL = mask_RL[order]
         start_RL = mask_RL & ~np.pad(mask_RL, ((0, 0), (1, 0)))[:, :-1]
         row_S = np.nonzero(start_RL)[0]
@@ -109,16 +111,16 @@ class Turns:
         for r, row in enumerate(ordered):
             if len(row.scores) > first_R[r + 1] - first_R[r]:
                 raise BatchError(f"{_name(row)}: {len(row.scores)} scores for {first_R[r + 1] - first_R[r]} turns")
-            score_S[first_R[r] : first_R[r] + len(row.scores)] = row.scores
+            score_S[first_R[r] : first_R[r] + len(row.scores)] = np.round(row.scores, 6)  # 32 bits: 1.00000003
         row_T, column_T = np.nonzero(mask_RL)
         batch = TrajectoryBatch.from_arrays(
             trajectory_of_step=trajectory_R[row_S],
             group_of_trajectory=[rows[0].uid for rows in trajectories],
-            outcome=[rows[-1].outcome for rows in trajectories],
+            outcome=[outcomes[rows[0].uid, rows[0].session] for rows in trajectories],
             outcome_range=(outcome_range[0], outcome_range[1]),
             agent_of_step=[ordered[r].agent for r in row_S],
             scores=None if np.isnan(score_S).all() else score_S,
-            edges=_edges(trajectories, first_R),
+            edges=_edges(trajectories, first_R, {(uid, session, index) for uid, session, index, _ in real}),
             token_offsets=np.append(np.flatnonzero(start_RL[mask_RL]), len(row_T)),
             response_mask=np.ones(len(row_T), dtype=np.bool_),
         )
@@ -126,21 +128,36 @@ class Turns:
 
     def spread(self, column_T: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
         """[R, L] the values of the sampled tokens in verl's rows, 0 elsewhere."""
-        column_RL = np.zeros(shape)
+        column_RL = np.zeros(shape, np.float32)
         column_RL[self.place_T] = column_T
         return column_RL
 
 
-def _place(row: Row | None) -> tuple[str, int, int]:
-    return ("", 0, 0) if row is None else (row.uid, row.session, row.index)
+def _outcome(row: Row | None, bounds: Sequence[float]) -> float:
+    """The outcome of a row. A bound that was rounded to 32 bits is the bound again."""
+    assert row is not None
+    if not math.isfinite(row.outcome):
+        raise BatchError(f"{_name(row)}: expected a finite reward, got {row.outcome}")
+    close = [bound for bound in bounds if math.isclose(row.outcome, bound, rel_tol=1e-6, abs_tol=1e-6)]
+    if not close and not bounds[0] <= row.outcome <= bounds[1]:
+        raise BatchError(
+            f"{_name(row)}: reward {row.outcome} is outside of {list(bounds)}; set "
+            f"+{KEY}.outcome_range=[LOWEST,HIGHEST]"
+        )
+    return float(close[0]) if close else row.outcome
 
 
 def _name(row: Row) -> str:
     return f"row {row.uid}_{row.session}_{row.index}"
 
 
-def _edges(trajectories: Sequence[Sequence[Row]], first_R: Ints) -> NDArray[np.int64]:
-    """[E, 2] child and parent of the turns; `first_R` [R + 1]: the first turn of each row."""
+def _edges(
+    trajectories: Sequence[Sequence[Row]], first_R: Ints, real: Container[tuple[str, int, int]]
+) -> NDArray[np.int64]:
+    """[E, 2] child and parent of the turns; `first_R` [R + 1]: the first turn of each row.
+
+    `real`: all rows, also those without turns, which pass nothing on.
+    """
     edges = [(s, s - 1) for begin, end in pairwise(first_R.tolist()) for s in range(begin + 1, end)]
     r = 0
     for rows in trajectories:
@@ -148,12 +165,13 @@ def _edges(trajectories: Sequence[Sequence[Row]], first_R: Ints) -> NDArray[np.i
         for i, row in enumerate(rows):
             before = [rows[i - 1].index] if i else []
             for parent in before if row.parents is None else row.parents:
-                if parent not in last:
+                if (row.uid, row.session, parent) not in real or parent >= row.index:
                     raise BatchError(
-                        f"{_name(row)}: extra_fields.parents: expected indices of the rows with sampled tokens that "
-                        f"its agent loop returned ({', '.join(map(str, last))}), got {parent}"
+                        f"{_name(row)}: extra_fields.parents: expected indices, below {row.index}, of the outputs that "
+                        f"its agent loop returned, got {parent!r}"
                     )
-                edges.append((int(first_R[r + i]), last[parent]))
+                if parent in last:
+                    edges.append((int(first_R[r + i]), last[parent]))
         r += len(rows)
     return np.array(edges, dtype=np.int64).reshape(-1, 2)
 
@@ -180,6 +198,8 @@ class Credit:
                 "actor_rollout_ref.actor.use_kl_loss=true"
             )
         options, settings = credit_options(**keys), Settings(**own)
+        if not isinstance(settings.turn_scores, bool):
+            raise ConfigError(f"{KEY}.turn_scores: expected true or false, got {settings.turn_scores!r}")
         bounds = settings.outcome_range
         if not isinstance(bounds, list | tuple) or [type(b) in (int, float) for b in bounds] != [True, True]:
             raise ConfigError(f"{KEY}.outcome_range: expected two numbers such as [-1,1], got {bounds}")
@@ -233,7 +253,7 @@ def advantages(
     ]
     turns = Turns.from_rows(rows, mask_RL, credit.settings.outcome_range)
     token_T = credit.assign(turns.batch).token_advantages()
-    column = torch.from_numpy(turns.spread(token_T, mask_RL.shape)).to(token_level_rewards)
+    column = torch.from_numpy(turns.spread(token_T, mask_RL.shape)).to(token_level_rewards.device)
     return column, column
 
 
@@ -313,7 +333,7 @@ class CreditMode:
         returns_T = advantage_T if assignment.returns_T is None else assignment.returns_T
         nested = {
             name: response_to_nested(
-                torch.from_numpy(turns.spread(column_T, mask_RL.shape)).float() * kept.to_padded_tensor(0), kept
+                torch.from_numpy(turns.spread(column_T, mask_RL.shape)) * kept.to_padded_tensor(0), kept
             )
             for name, column_T in {"advantages": advantage_T, "returns": returns_T}.items()
         }
@@ -363,9 +383,9 @@ def _row_of_fields(key: str, outcome: float, fields: Any) -> Row:
     """The row of a key `uid_session_index`, with the `extra_fields` that its agent loop returned."""
     extra = getattr(fields, "data", fields) or {}
     uid, session, index = key.rsplit("_", 2)
-    scores = extra.get("score", extra.get("turn_scores"))
+    scores = extra.get("score")
     scores = () if scores is None else scores if isinstance(scores, Sequence) else (scores,)
-    return Row(uid, int(session), int(index), outcome, extra.get("agent", "agent"), scores, extra.get("parents"))
+    return Row(uid, int(session), int(index), outcome, str(extra.get("agent", "agent")), scores, extra.get("parents"))
 
 
 def run_folder(path: Path, config: Any, step: int) -> RunFolder:
@@ -376,12 +396,15 @@ def run_folder(path: Path, config: Any, step: int) -> RunFolder:
     from creditflow.engines.common.run import run_facts
     from creditflow.runs import RunFolder
 
+    keys = {key: value for key, value in _section(config.algorithm).items() if key not in Settings.__slots__}
+    recipe = recipe_of_dict({"algorithm": keys}, str(config.trainer.experiment_name), path)
     if (path / "run.json").exists():
+        if step == 1 or (path / "config.yaml").read_text() != recipe.to_yaml():
+            why = "that a run which begins anew would remove" if step == 1 else "of a run with other options"
+            raise ConfigError(f"{KEY}.folder: {path} has steps {why}; name another folder")
         folder = RunFolder.open(path)
         folder.rewind(step - 1)
         return folder
-    keys = {key: value for key, value in _section(config.algorithm).items() if key not in Settings.__slots__}
-    recipe = recipe_of_dict({"algorithm": keys}, str(config.trainer.experiment_name), path)
     facts = run_facts(recipe, "verl's own program", ("torch", "verl"), verl=OmegaConf.to_container(config))
     return RunFolder.create(path, facts, recipe.to_yaml())
 
@@ -390,19 +413,21 @@ class _AfterImport:
     """A finder, first in `sys.meta_path`, that calls a function when a module has been imported."""
 
     def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
-        self.name, self.then = name, then
+        self.name, self.then, self.searching = name, then, False
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name != self.name:
+        if name != self.name or self.searching:
             return None
-        sys.meta_path.remove(self)
+        self.searching = True
         spec = find_spec(name)
+        self.searching = False
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def execute_and_call(module: ModuleType) -> None:
                 execute(module)
                 self.then(module)
+                sys.meta_path.remove(self)
 
             spec.loader.exec_module = execute_and_call  # type: ignore[method-assign]
         return spec
