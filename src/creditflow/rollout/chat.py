@@ -390,10 +390,13 @@ class ChatTokenizer:
     """Converts messages to prompt text and tokens, and a response's tokens to text.
 
     `tokenizer`: a tokenizer of transformers. `end_ids`: the `eos_token_id` of the model's generation configuration.
+    `template_options`: further arguments of the chat template (`enable_thinking`).
     """
 
-    def __init__(self, tokenizer: Any, end_ids: int | Iterable[int] | None = None) -> None:
-        self.tokenizer = tokenizer
+    def __init__(
+        self, tokenizer: Any, end_ids: int | Iterable[int] | None = None, template_options: Any = None
+    ) -> None:
+        self.tokenizer, self._template_options = tokenizer, dict(template_options or {})
         ids = [] if end_ids is None else [end_ids] if isinstance(end_ids, int) else sorted(end_ids)
         padding = (tokenizer.pad_token_id, *ids, tokenizer.eos_token_id, 0)
         self.pad_id = int(next(token for token in padding if token is not None))
@@ -532,7 +535,7 @@ class ChatTokenizer:
         """
         from jinja2 import TemplateError
 
-        options: dict[str, Any] = {"tokenize": False, "add_generation_prompt": answering}
+        options = self._template_options | {"tokenize": False, "add_generation_prompt": answering}
         options |= {"tools": list(tools)} if tools else {}
         try:
             text = self.tokenizer.apply_chat_template(list(messages), **options)

@@ -8,7 +8,7 @@ from tests.rewards.processes import alive, descendants, until
 
 
 @pytest.fixture(scope="package")
-def verl_ray() -> Iterator[None]:
+def verl_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """One Ray for all verl tests of this package: four logical GPUs, with verl's CPU environment and plug-in.
 
     It ends with this package's tests, not with the session, because other tests start another Ray and a process has
@@ -33,7 +33,10 @@ def verl_ray() -> Iterator[None]:
             num_gpus=4,
             object_store_memory=1 << 30,
             include_dashboard=False,
-            runtime_env={"py_executable": fast_python()},
+            runtime_env={
+                "py_executable": fast_python(),
+                "env_vars": {"TENSORBOARD_DIR": str(tmp_path_factory.getbasetemp() / "tensorboard")},
+            },
         )
         try:
             _take_the_cpu(patch)

@@ -10,9 +10,11 @@ pytest.importorskip("verl_cpu")
 
 import torch
 
+from creditflow._utils.huggingface import load_tokenizer
 from creditflow.config import load_recipe
 from creditflow.credit import assign, explain, make_threshold
 from creditflow.engines.local.policy import Policy
+from creditflow.engines.models.tiny import tiny_byte_model
 from creditflow.runs import Ledger
 from tests.builders import mostly_slow
 from tests.engines.test_tracked_runs import close, expected_rows, tensorboard_numbers, tensorboard_texts
@@ -146,6 +148,22 @@ def test_two_policies_train_on_their_own_agents_steps(tmp_path: Path):
     ]
     assert weights[0].keys() == weights[1].keys()
     assert any(not torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+
+
+@pytest.mark.slow
+def test_template_options_and_samples_have_effect(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory):
+    template = '{% for m in messages %}{{ m.content }} {% endfor %}{{ "loud" if enable_thinking else "quiet" }}:'
+    verl = (
+        f"actor_rollout_ref.model.custom_chat_template='{template}'",
+        "+data.apply_chat_template_kwargs.enable_thinking=true",
+        *("trainer.logger=[tensorboard]", "trainer.log_val_generations=2"),
+    )
+    trained = run(TOY, tmp_path / "run", "trainer.total_training_steps=1", verl=verl)
+    batch, tokenizer = trained.batch(1), load_tokenizer(tiny_byte_model(), "test")
+    prompts = np.split(batch.prompt_ids, batch.prompt_offsets[1:-1])
+    assert {tokenizer.decode(ids).rpartition(" ")[2] for ids in prompts} == {"loud:"}
+    logged = [file.read_bytes() for file in (tmp_path_factory.getbasetemp() / "tensorboard").rglob("events.*")]
+    assert sum(events.count(b"### Sample 2") for events in logged) == 2  # before and after training
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import ray
+from omegaconf import OmegaConf
 from ray.exceptions import ActorDiedError
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
@@ -46,7 +47,8 @@ class RolloutWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type:
         self.seed, self.synchronous = run.config.data.seed, config.trainer.v1.trainer_mode == "sync"
         self.runner = build_runner(run.recipe, config.actor_rollout_ref.rollout.agent.num_workers)
         self.trained = {
-            name: _served(client, model, self.rollout_config) for name, (client, model) in llm_client.items()
+            name: _served(client, model, self.rollout_config, config.data.get("apply_chat_template_kwargs"))
+            for name, (client, model) in llm_client.items()
         }
         self.clients: dict[str, PolicyView | ChatClient] = {**self.trained, **self.runner.components.chat_clients}
         self.runner.components.rewards.connect(self.trained)
@@ -131,11 +133,12 @@ class CreditflowAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
         ray.wait(closing, num_returns=len(closing), timeout=timeout_s)
 
 
-def _served(client: Any, model_section: Any, rollout: Any) -> ServedPolicy:
+def _served(client: Any, model_section: Any, rollout: Any, template_options: Any) -> ServedPolicy:
     model = omega_conf_to_dataclass(model_section)
     if template := model.get("custom_chat_template", None):
         model.tokenizer.chat_template = template
-    chat = ChatTokenizer(model.tokenizer, getattr(model.generation_config, "eos_token_id", None))
+    end_ids = getattr(model.generation_config, "eos_token_id", None)
+    chat = ChatTokenizer(model.tokenizer, end_ids, OmegaConf.to_container(template_options or OmegaConf.create()))
     positions = rollout.max_model_len or rollout.prompt_length + rollout.response_length
     return ServedPolicy(client, chat, int(positions))
 

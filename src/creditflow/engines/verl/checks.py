@@ -29,6 +29,8 @@ from creditflow.errors import ConfigError, did_you_mean, first_line
 _LOCAL_LOSS = "traj-mean-step-mean"
 """A value of `loss_agg_mode` that only the embedded engine supports."""
 
+SAMPLES = "trainer.log_val_generations"
+
 
 def expect_for_verl(config: Config) -> None:
     """Raise ConfigError for options and values of a recipe that only the embedded engine supports."""
@@ -131,6 +133,8 @@ def without_effect(chosen: Mapping[str, Any], defaults: Mapping[str, Any]) -> di
         why = next((REFUSED[prefix] for prefix in prefixes if prefix in REFUSED), None)
         if (reason := why or unread.get(key) or _of_another_mode(key, mode)) is not None:
             problems[key] = f"{key}: {reason}"
+    if chosen.get(SAMPLES) and not chosen.get("trainer.logger"):
+        problems[SAMPLES] = f"{SAMPLES}: verl's own trackers show them; add trainer.logger=[wandb] after --"
     return problems
 
 

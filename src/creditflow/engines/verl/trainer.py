@@ -7,6 +7,7 @@ the records.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import uuid
@@ -310,6 +311,7 @@ class CreditflowTrainer(PolicyTrainer):
         sampled = self._evaluation_trajectories(n, greedy=False) if sampling else greedy
         evaluation = Evaluation.from_batches(sampled, greedy, n)
         metrics = val_metrics(evaluation)
+        self._maybe_log_val_generations(*_validation_texts(sampled))
         if not hasattr(self, "timing_raw"):  # before the first training step, to whose metrics verl would add them
             self._run_guard(metrics, training=False)
         if self.global_steps == 0:
@@ -363,6 +365,16 @@ for _mode, _base in BASES.items():
 
 class TaskRunner(TaskRunnerV1.__ray_metadata__.modified_class.__ray_actor_class__):  # type: ignore[misc]
     """verl's task runner. Its process imports this module, which registers the trainers."""
+
+
+def _validation_texts(batch: TrajectoryBatch) -> tuple[list[str], list[str], list[float]]:
+    """The task, the responses of all agents and the outcome of each trajectory, for verl's trackers."""
+    turns = [
+        f"{batch.agent_names[agent]}: {text}" for agent, text in zip(batch.agent_of_step, batch.responses, strict=True)
+    ]
+    ends = np.searchsorted(batch.trajectory_of_step, np.arange(batch.n_trajectories + 1)).tolist()
+    outputs = ["\n".join(turns[begin:end]) for begin, end in itertools.pairwise(ends)]
+    return [task.text for task in batch.tasks], outputs, batch.outcome.tolist()
 
 
 _TIMING = {"gen": "rollout", "adv": "advantage"}
