@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from omegaconf import OmegaConf
 
 from creditflow._utils.progress import Reporter
@@ -17,6 +18,7 @@ from creditflow.data.datasets import load_tasks
 from creditflow.engines.base import find_engine
 from creditflow.engines.common.components import load_functions
 from tests.builders import make_trajectory, mostly_slow, step
+from tests.cli.commands import creditflow, refused
 from tests.paths import DOCS
 from tests.plugins.trl.test_trl import run
 from tests.test_docs_code import BLOCK
@@ -124,6 +126,67 @@ def test_verl_command_and_recipe_have_equal_options(tmp_path) -> None:
     own = {"data.train_files", "data.val_files", "reward.custom_reward_function.path"}  # read by creditflow itself
     assert {key for key in keys if OmegaConf.select(theirs, key) != OmegaConf.select(ours, key)} == own
     assert recipe.config.data.train_files == theirs.data.train_files
+
+
+def test_converted_verl_command_has_equal_options(tmp_path) -> None:
+    pytest.importorskip("verl")
+    from creditflow.engines.verl import configuration, from_command, overridden
+
+    overridden.expect_verl()
+    command = (write_page("verl", tmp_path) / "big.sh").read_text()
+    text = from_command.recipe_text([command])
+    assert (tmp_path / "big.yaml").read_text() == text
+    words = shlex.split(command.replace("\\\n", " "))[3:]
+    assert from_command.recipe_text(words) == text  # as a shell passes them
+    recipe = load_recipe(tmp_path / "big.yaml")
+    theirs, ours = verls_options(*words), configuration.compose(recipe, (), tmp_path / "run")
+    keys = {word.split("=")[0] for word in words}
+    other = {key for key in keys if OmegaConf.select(theirs, key) != OmegaConf.select(ours, key)}
+    left = {line.partition("=")[0] for line in text.split("# not carried over: ")[2:]}
+    own = {"data.train_files", "data.val_files", "trainer.logger"}  # read by creditflow itself
+    assert other == own | left
+    assert (len(words), recipe.config.trainer.logger) == (46, theirs.trainer.logger)
+
+
+def test_verl_command_without_a_recipe_form_is_explained() -> None:
+    pytest.importorskip("verl")
+    from creditflow.engines.verl.from_command import recipe_text
+
+    words = (
+        "--config-name=ppo_megatron_trainer.yaml algorithm.adv_estimator=remax algorithm.lam=0.9 ~data.shuffle "
+        "trainer.nnode=2 +actor_rollout_ref.model.override_config.x=1 custom_reward_function.path=r.py "
+        "custom_reward_function.name=f actor_rollout_ref.actor.optim.lr_warmup_steps=3 algorithm.kl_ctrl.kl_coef=0.1"
+    )
+    made, *left = recipe_text(words.split()).split("# not carried over: ")
+    recipe = yaml.safe_load(made)
+    assert recipe["algorithm"]["lam_token"] == 0.9
+    assert recipe["reward"]["functions"] == [{"fn": "r.py:f"}]
+    assert dict(leaves(recipe["verl"])) == {
+        "config_name": "ppo_megatron_trainer",
+        "actor_rollout_ref.model.override_config.+x": 1,
+        "actor_rollout_ref.actor.optim.lr_warmup_steps": 3,
+    }
+    reasons = (
+        "~data.shuffle: no part of a recipe",
+        "algorithm.adv_estimator=remax: expected",
+        "trainer.nnode=2: unknown verl key",
+    )
+    for line, reason in zip(left, (*reasons, "algorithm.kl_ctrl.kl_coef=0.1: KL is no part"), strict=True):
+        assert line.startswith(reason), line
+
+
+def test_from_verl_writes_a_recipe_that_checks(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(write_page("verl", tmp_path))
+    Path("team.py").unlink()
+    command = Path("train.sh").read_text().replace("path=model", "path=tiny")
+    made = creditflow("from-verl", "-o", "made.yaml", command)
+    assert (made.exit_code, made.stdout, made.stderr) == (
+        *(0, ""),
+        "next: creditflow train made.yaml --engine verl --dry-run\n",
+    )
+    checked = creditflow("check", "made.yaml", "trainer.num_threads=1")
+    assert "the recipe can be trained" in checked.stderr, checked.output
+    assert refused("from-verl", "-o", "made.yaml", "data.seed=1") == "-o: made.yaml exists; name another file"
 
 
 def test_verl_options_of_equal_name_exist_in_both() -> None:

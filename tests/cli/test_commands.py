@@ -14,7 +14,11 @@ from tests.distributions import creditflow, install
 
 FOLDER = Path(cli.__file__).parent
 COMMANDS = sorted(
-    [[*path.relative_to(FOLDER).parts[:-1], path.stem] for path in FOLDER.rglob("*.py") if path.name[0] != "_"]
+    [
+        [*path.relative_to(FOLDER).parts[:-1], path.stem.replace("_", "-")]
+        for path in FOLDER.rglob("*.py")
+        if path.name[0] != "_"
+    ]
     + [[name] for name in installed(ENTRY_POINTS)]
 )
 """Every command as its words, with those of plug-ins."""

@@ -303,7 +303,7 @@ def test_precedence_of_defaults_section_and_overrides(tmp_path):
         config = composed(*arguments, recipe=recipe)
         return select(config, lr), select(config, clip)
 
-    assert configuration._files("ppo_trainer", ())[1][lr] == 1e-6  # toy.yaml: 1e-3
+    assert configuration.files("ppo_trainer", ())[1][lr] == 1e-6  # toy.yaml: 1e-3
     assert values() == (0.125, 0.25)
     assert values("--", f"{lr}=0.5", f"{clip}=0.75") == (0.5, 0.75)
     assert values(f"{lr}=0.5") == (0.5, 0.25)
@@ -492,7 +492,7 @@ def test_option_of_any_type_is_passed_on():
 
 
 def test_rejected_keys_exist_in_verl():
-    defaults = configuration._files("ppo_trainer", ())[1]
+    defaults = configuration.files("ppo_trainer", ())[1]
     ours = {f"{ROLLOUT}.agent.agent_loop_manager_class"}  # verl reads this key but does not list it
 
     assert [key for key in options.REFUSED if key not in defaults and key not in ours] == []

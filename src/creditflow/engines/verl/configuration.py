@@ -20,7 +20,7 @@ from creditflow.engines.verl.options import BACK, RENAMED, mapped, sources
 from creditflow.engines.verl.recipe import KEY, LOOP, read_run_handle, recipe_section
 from creditflow.errors import ConfigError
 
-_PACKAGE, _CONFIG_NAME, _OWN_NAME = "verl.trainer.config", "ppo_trainer", "creditflow_recipe"
+_PACKAGE, CONFIG_NAME, _OWN_NAME = "verl.trainer.config", "ppo_trainer", "creditflow_recipe"
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
 
@@ -36,7 +36,7 @@ def compose(recipe: Recipe, verl_overrides: Sequence[str], run_folder: Path) -> 
     """
     checks.expect_for_verl(recipe.config)
     options = _UserOptions.from_recipe(recipe, verl_overrides)
-    base, defaults = _files(options.config_name, options.choices)
+    base, defaults = files(options.config_name, options.choices)
     unknown = checks.unknown(options.keys, defaults)
     without, own = options.without(unknown), _own_options(recipe, run_folder, defaults)
     chosen = _changes(OmegaConf.merge(base, own), without.composed(own))
@@ -69,7 +69,7 @@ def _all(problems: Sequence[str]) -> str:
 def _own_options(recipe: Recipe, run_folder: Path, defaults: Mapping[str, Any]) -> DictConfig:
     """The verl options that follow from the recipe, and the recipe itself. `defaults`: verl's own, flattened."""
     values = _named_as_in(defaults, mapped(recipe.config)) | _fixed(run_folder, recipe) | _ray(recipe.config)
-    return _nested({**values, KEY: recipe_section(recipe, run_folder)})
+    return nested({**values, KEY: recipe_section(recipe, run_folder)})
 
 
 def _fixed(run_folder: Path, recipe: Recipe) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class _UserOptions:
     @classmethod
     def from_recipe(cls, recipe: Recipe, verl_overrides: Sequence[str]) -> _UserOptions:
         section = dict(recipe.config.verl)
-        name, engine = section.pop("config_name", _CONFIG_NAME), section.pop("model_engine", None)
+        name, engine = section.pop("config_name", CONFIG_NAME), section.pop("model_engine", None)
         for key, value in (("config_name", name), ("model_engine", engine)):
             if not isinstance(value, str | None):
                 raise ConfigError(f"verl.{key}: expected a name, got {value!r}")
@@ -155,7 +155,7 @@ class _UserOptions:
 
     def composed(self, own: DictConfig) -> DictConfig:
         """verl's files, then the `own` options of creditflow, then these."""
-        section = _nested({key.replace("+", ""): value for key, value in self.section.items()})
+        section = nested({key.replace("+", ""): value for key, value in self.section.items()})
         return _compose(self.config_name, self.overrides, [own, section])
 
 
@@ -164,7 +164,7 @@ def _key(override: str) -> str:
 
 
 @functools.cache
-def _files(config_name: str, choices: tuple[str, ...]) -> tuple[DictConfig, dict[str, Any]]:
+def files(config_name: str, choices: tuple[str, ...]) -> tuple[DictConfig, dict[str, Any]]:
     """verl's default configuration, as it is and flattened. Cached: do not modify it."""
     config = _compose(config_name, choices)
     OmegaConf.set_struct(config, False)
@@ -192,18 +192,19 @@ def _flat(section: Any, path: str = "") -> dict[str, Any]:
     """Flatten nested sections to dotted keys; a section's own value is {}."""
     flat: dict[str, Any] = {}
     for name, value in section.items():
-        nested = isinstance(value, Mapping)
-        flat[f"{path}{name}"] = {} if nested else value
-        if nested:
+        is_section = isinstance(value, Mapping)
+        flat[f"{path}{name}"] = {} if is_section else value
+        if is_section:
             flat |= _flat(value, f"{path}{name}.")
     return flat
 
 
-def _nested(flat: Mapping[str, Any]) -> DictConfig:
-    nested = OmegaConf.create()
+def nested(flat: Mapping[str, Any]) -> DictConfig:
+    """The inverse of `_flat`."""
+    config = OmegaConf.create()
     for key, value in flat.items():
-        OmegaConf.update(nested, key, value, force_add=True)
-    return nested
+        OmegaConf.update(config, key, value, force_add=True)
+    return config
 
 
 def _named_as_in(defaults: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,6 +39,8 @@ _VALUE_OF: Mapping[str, tuple[str, ...]] = {
     **{key: tuple(names.split()) for key, names in _TABLE["renamed"].items()},
 }
 """The recipe options with the value of a verl option, of which the first that is set counts."""
+RECIPE_NAME = {key: names[0] for key, names in _VALUE_OF.items()}
+"""The recipe option that sets a verl option, where the two have one meaning."""
 RENAMED = {
     f"{section}.optim.lr_scheduler_type": f"{section}.optim.lr_decay_style"
     for section in ("actor_rollout_ref.actor", "critic")
