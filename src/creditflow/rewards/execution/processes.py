@@ -200,9 +200,10 @@ class _Worker:
 
     def kill(self) -> None:
         """Kill the process and all processes below it. Each is stopped first, so that it starts nothing meanwhile."""
-        if self.process is None:
+        process = self.process  # its thread may set it to None meanwhile
+        if process is None:
             return
-        stopped, new = set[int](), {self.process.pid} if self.lives else set()
+        stopped, new = set[int](), {process.pid} if process.poll() is None else set()
         while new:
             for pid in new:
                 _signal(os.kill, pid, signal.SIGSTOP)
@@ -210,7 +211,7 @@ class _Worker:
             new = {child for parent in stopped for child in _children(parent)} - stopped
         for pid in stopped:
             _signal(os.kill, pid, signal.SIGKILL)
-        _signal(os.killpg, self.process.pid, signal.SIGKILL)
+        _signal(os.killpg, process.pid, signal.SIGKILL)
 
     def end(self, *, patiently: bool = False) -> str:
         """Kill the process and return how it ended. `patiently`: it is about to exit by itself.
