@@ -56,7 +56,7 @@ assigned = assign(batch, options)
 assert np.ptp(assigned.advantage.advantage_S) > 0
 assert explain(assigned, 3).step_id == batch.step_ids[3]
 """
-"""What works with numpy and numba alone."""
+"""A program that needs numpy and numba alone."""
 
 
 @pytest.fixture(scope="module")

@@ -42,11 +42,14 @@ def recipe_text(arguments: Sequence[str]) -> str:
 
     `arguments`: words, or one text with all of them; what precedes `verl.trainer.main_ppo` is ignored.
     """
-    words = shlex.split(arguments[0].replace("\\\n", " ")) if len(arguments) == 1 else list(arguments)
+    try:
+        words = shlex.split(arguments[0].replace("\\\n", " ")) if len(arguments) == 1 else list(arguments)
+    except ValueError as error:
+        raise ConfigError(f"not readable as a shell reads it: {error}; close the quotes") from error
     words = words[words.index("verl.trainer.main_ppo") + 1 :] if "verl.trainer.main_ppo" in words else words
     recipe, verl, left = dict[str, Any](_BASE), dict[str, Any](), dict[str, str]()
     chosen: dict[str, Any] = {}
-    for word in words:
+    for word in filter(None, words):
         key, equals, text = word.partition("=")
         if key == "--config-name":
             verl["config_name"] = text.removesuffix(".yaml")
@@ -90,7 +93,7 @@ def _value(key: str, text: str) -> Any:
 
 
 def _misfit(key: str, value: Any) -> str | None:
-    """Why a recipe cannot have the value; None if it can."""
+    """The reason that a recipe cannot have the value; None if it can."""
     try:
         config = checked(Config, OmegaConf.to_container(nested({key: value})))
         return None if config.credit else ""  # the options of credit are checked when they are made
