@@ -104,6 +104,14 @@ def test_commands_without_packages_name_the_line_to_install(core, wheel, tmp_pat
     assert "(did you mean 'train'?)" in run(core / "creditflow", "trian", folder=tmp_path).stderr
 
 
+@pytest.mark.parametrize("name", ["credit_options", "rewards.RewardManager", "data.read_parquet"])
+def test_name_without_packages_has_the_line_to_install(core, wheel, tmp_path, name):
+    done = run(core / "python", "-c", f"import creditflow.data; creditflow.{name}", folder=tmp_path)
+    package = "pyarrow" if "parquet" in name else "pydantic"
+    command = f"pip install 'creditflow[report] @ file://{wheel}'"
+    assert done.stderr.endswith(f"errors.ConfigError: creditflow.{name} needs {package}: {command}\n")
+
+
 TRAINING = "torch transformers safetensors huggingface_hub cloudpickle jsonschema math_verify pint sympy"
 READING = f"""
 import sys

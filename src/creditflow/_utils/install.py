@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 from creditflow.errors import ConfigError
 
@@ -17,18 +16,24 @@ _DISTRIBUTIONS = {"yaml": "pyyaml"}
 """Distributions that are named otherwise than their module."""
 
 
+def pip_install(*words: str) -> str:
+    """The command that installs `words`, by the installer that installed creditflow."""
+    installer = metadata.distribution("creditflow").read_text("INSTALLER") or ""
+    return f"{'uv pip' if installer.strip() == 'uv' else 'pip'} install {shlex.join(words)}"
+
+
 def install_command(extra: str) -> str:
-    """The command that adds an extra, by the installer and from the folder or file that creditflow came from."""
-    own = metadata.distribution("creditflow")
-    tool = "uv pip" if (own.read_text("INSTALLER") or "").strip() == "uv" else "pip"
-    origin = json.loads(own.read_text("direct_url.json") or "{}")
+    """The command that adds an extra, from the folder or file that creditflow came from."""
+    from urllib.request import url2pathname  # slow to import
+
+    origin = json.loads(metadata.distribution("creditflow").read_text("direct_url.json") or "{}")
     url, what = origin.get("url"), f"creditflow[{extra}]"
     if "dir_info" in origin:
-        editable = "-e " * bool(origin["dir_info"].get("editable"))
-        return f"{tool} install {editable}{shlex.quote(f'{url2pathname(urlsplit(url).path)}[{extra}]')}"
+        editable = ["-e"] * bool(origin["dir_info"].get("editable"))
+        return pip_install(*editable, f"{url2pathname(urlsplit(url).path)}[{extra}]")
     if "vcs_info" in origin:
         url = f"{origin['vcs_info']['vcs']}+{url}@{origin['vcs_info']['commit_id']}"
-    return f"{tool} install {shlex.quote(f'{what} @ {url}' if url else what)}"
+    return pip_install(f"{what} @ {url}" if url else what)
 
 
 def extras_with(module: str | None) -> set[str]:
@@ -37,6 +42,14 @@ def extras_with(module: str | None) -> set[str]:
     name = _DISTRIBUTIONS.get(top, top).replace("_", "[_-]")
     pattern = re.compile(rf"{name}\b[^;]*;.*\bextra == ['\"]([\w-]+)", re.IGNORECASE)
     return {found[1] for line in metadata.requires("creditflow") or () if (found := pattern.match(line))}
+
+
+def missing_package(subject: str, error: ImportError, extra: str) -> ConfigError:
+    """The error for a package that `subject` needs: `extra` installs it, or `train`. Raises `error` if neither does."""
+    extras = extras_with(error.name)
+    if not extras & {extra, "train"}:
+        raise error
+    return ConfigError(f"{subject} needs {error.name}: {install_command(extra if extra in extras else 'train')}")
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from creditflow._utils.install import extras_with, install_command
+from creditflow._utils.install import install_command, missing_package
 from creditflow._utils.lazy import attach
 from creditflow._utils.processes import end_with_parent
 from creditflow.errors import InputError, did_you_mean
@@ -163,8 +163,4 @@ def _missing(error: ModuleNotFoundError, words: list[str]) -> str:
         declared = find_command(commands(), words[0]).extra()
     except InputError as unknown:
         return str(unknown)
-    extras = extras_with(error.name)
-    extra = declared if declared in extras else "train"
-    if extra not in extras:
-        raise error
-    return f"creditflow {words[0]} needs {error.name}: {install_command(extra)}"
+    return str(missing_package(f"creditflow {words[0]}", error, declared))

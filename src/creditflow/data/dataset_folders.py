@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+from creditflow._utils.install import pip_install
 from creditflow.errors import DataError, first_line
 
 Split = Literal["train", "val"]
@@ -49,7 +50,7 @@ def saved_rows(folder: Path, choose: Callable[[list[str]], list[str]]) -> Iterat
     try:
         import datasets
     except ModuleNotFoundError as error:
-        raise DataError(f"{folder}: reading it needs the package that saved it: pip install datasets") from error
+        raise DataError(f"{folder}: reading it needs the package that saved it: {pip_install('datasets')}") from error
     try:
         # The format that was set when the data set was saved (torch, numpy) is removed: rows are Python values.
         dataset = datasets.load_from_disk(str(folder.resolve())).with_format(None)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any, Literal
 
+from creditflow._utils.install import pip_install
 from creditflow.credit import Assignment
 from creditflow.credit.rewards import outcome_of
 from creditflow.errors import ConfigError, first_line
@@ -83,7 +84,7 @@ def expect_installed(names: Sequence[str]) -> None:
     for name in names:
         packages = TRACKERS[name].packages
         if not all(map(_is_installed, packages)):
-            raise ConfigError(f"{KEY}: {name} is not installed: pip install {' '.join(packages)}")
+            raise ConfigError(f"{KEY}: {name} is not installed: {pip_install(*packages)}")
 
 
 def _is_installed(distribution: str) -> bool:

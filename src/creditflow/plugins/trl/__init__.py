@@ -25,6 +25,7 @@ import torch
 import yaml
 
 from creditflow._utils.huggingface import position_limit
+from creditflow._utils.install import pip_install
 from creditflow._utils.pins import changed_methods
 from creditflow.config.references import spelled_out
 from creditflow.credit import Assignment, CreditOptions, assign
@@ -52,13 +53,13 @@ from creditflow.runs import RunFolder
 
 _TESTED: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("tested.json").read_text())
 """The hash of each method of TRL that is extended, called or relied on here, in each tested version."""
-_INSTALL = f"pip install trl=={list(_TESTED)[-1]}"
+_NEWEST = f"trl=={list(_TESTED)[-1]}"
 
 try:
     import trl as installed_trl
     from trl import GRPOTrainer
 except ModuleNotFoundError as missing:
-    raise ConfigError(f"creditflow.plugins.trl needs {missing.name}: {_INSTALL}") from missing
+    raise ConfigError(f"creditflow.plugins.trl needs {missing.name}: {pip_install(_NEWEST)}") from missing
 
 __all__ = ["CreditGRPOTrainer"]
 
@@ -373,5 +374,5 @@ def _expect_tested(root: Path) -> None:
         methods = ", ".join(name.split(": ")[1] for name in changed)
         raise ConfigError(
             f"trl: {methods} of the installed version, {version('trl')}, differ from those of the tested ones, "
-            f"{', '.join(_TESTED)}: {_INSTALL}"
+            f"{', '.join(_TESTED)}: {pip_install(_NEWEST)}"
         )

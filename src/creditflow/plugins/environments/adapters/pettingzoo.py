@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from creditflow._utils.install import needs
+from creditflow._utils.install import needs, pip_install
 from creditflow.errors import ConfigError, did_you_mean, first_line
 from creditflow.plugins.environments.adapters.spaces import SpaceEnvironment, expect_readable
 from creditflow.plugins.environments.base import TextEnvironment, Turn, environment
@@ -122,7 +122,7 @@ def open_address(address: EnvironmentAddress) -> TextEnvironment:
     except ModuleNotFoundError as error:
         if error.name is not None and module.startswith(error.name):
             raise ConfigError(f"{address.text}: PettingZoo has no module {module}") from error
-        raise ConfigError(f"{address.text} needs {error.name}: pip install 'pettingzoo[{family}]'") from error
+        raise ConfigError(f"{address.text} needs {error.name}: {pip_install(f'pettingzoo[{family}]')}") from error
     except AttributeError as error:
         raise ConfigError(f"{address.text}: {first_line(error)}; leave out parallel=true") from error
     try:
