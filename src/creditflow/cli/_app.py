@@ -20,7 +20,8 @@ from creditflow.registry import load_point
 class CommandGroup(TyperGroup):
     """A group of commands that are loaded when called.
 
-    It turns a `CreditflowError` or a full disk into one line and an exit code. Other errors keep their traceback.
+    It turns a `CreditflowError` or a full disk into a line, with one more for each note of the error, and an exit code.
+    Other errors keep their traceback.
     """
 
     entries: dict[str, CommandEntry]
@@ -39,7 +40,8 @@ class CommandGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except CreditflowError as error:
-            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+            lines = [" ".join(text.split()) for text in (str(error), *getattr(error, "__notes__", ()))]
+            print("error:", "\n  ".join(lines), file=sys.stderr)
             raise typer.Exit(2 if isinstance(error, InputError) else 1) from error
         except OSError as error:
             if not says_disk_full(error):

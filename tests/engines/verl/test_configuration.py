@@ -20,6 +20,7 @@ from creditflow.engines.verl.policies import policy_configs
 from creditflow.engines.verl.recipe import read_run_handle
 from creditflow.errors import ConfigError
 from tests.builders import mostly_slow
+from tests.cli.commands import creditflow
 from tests.paths import RECIPES, TOY
 
 ray = pytest.importorskip("ray")
@@ -407,7 +408,11 @@ UNKNOWN = "got an unexpected keyword argument 'mine'"
         ("actor_rollout_ref.model.path=null", "{key}: expected a Hugging Face"),
         (f"-- {ACTOR}.optim.betas=[a,b]", "{key}: "),
         (f"-- {ROLLOUT}.tensor_model_parallel_size=3", "{key}: rollout servers of 3 devices, which the 8 ("),
-        (f"-- {ACTOR}.ppo_micro_batch_size_per_gpu=4", f"{{key}}: has no effect while {ACTOR}.use_dynamic_bsz is true"),
+        (
+            f"-- {ACTOR}.ppo_micro_batch_size_per_gpu=4",
+            f"{{key}}: has no effect while {ACTOR}.use_dynamic_bsz is true: micro-batches are cut by tokens; "
+            f"use {ACTOR}.ppo_max_token_len_per_gpu",
+        ),
         (f"-- {ROLLOUT}.name=nothing", "{key}: expected one of sglang, "),
         (f"-- {ROLLOUT}.name=null", "{key}: expected one of sglang, "),
         ("-- nonsense", "unknown verl key 'nonsense'; +nonsense would add it"),
@@ -478,11 +483,28 @@ def test_option_without_effect_is_rejected_by_name(override):
 
 
 def test_all_unusable_options_are_named_at_once():
-    message = refused("--", "trainer.nnodes=two", "trainer.total_epoch=1", "critic.shuffle=true", "data.image_key=x")
+    with pytest.raises(ConfigError) as caught:
+        composed("--", "trainer.nnodes=two", "trainer.total_epoch=1", "critic.shuffle=true", "data.image_key=x")
 
-    assert message.startswith("4 options: (1) critic.shuffle: mini-batches are dealt out")
-    assert "(3) trainer.nnodes: expected a whole number, got 'two'" in message
-    assert "(4) unknown verl key 'trainer.total_epoch' (did you mean 'trainer.total_epochs'?)" in message
+    assert str(caught.value) == "4 options of verl cannot be used:"
+    expected = (
+        "critic.shuffle: mini-batches are dealt out",
+        "data.image_key: tasks are the recipe's",
+        "trainer.nnodes: expected a whole number, got 'two'",
+        "unknown verl key 'trainer.total_epoch' (did you mean 'trainer.total_epochs'?)",
+    )
+    for note, start in zip(caught.value.__notes__, expected, strict=True):
+        assert note.startswith(start)
+
+
+def test_command_prints_each_unusable_option_on_a_line():
+    verl = ("critic.shuffle=true", "data.image_key=x")
+    result = creditflow("train", TOY, "trainer.device=auto", "--engine", "verl", "--dry-run", "--", *verl)
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    *_, head, first, second = result.stderr.splitlines()
+    assert head == "error: 2 options of verl cannot be used:"
+    assert (first.split(": ")[0], second.split(": ")[0]) == ("  critic.shuffle", "  data.image_key")
 
 
 def test_option_of_any_type_is_passed_on():
@@ -498,6 +520,7 @@ def test_rejected_keys_exist_in_verl():
     assert [key for key in options.REFUSED if key not in defaults and key not in ours] == []
     assert [key for key in options.MICRO_BATCHES if key not in defaults] == []
     sizes = [key for size in options.MICRO_BATCHES.values() for key in (size, f"{size}_per_gpu")]
+    sizes += [size.replace("micro_batch_size", "max_token_len_per_gpu") for size in options.MICRO_BATCHES.values()]
     assert [key for key in sizes if key not in defaults] == []
 
 

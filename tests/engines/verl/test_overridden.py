@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import inspect
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import verl
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 
+from creditflow._utils.install import install_command
 from creditflow._utils.pins import method_hashes
 from creditflow.engines.verl import agent_loop, buffer, overridden, policy_servers, trainer, versions
 from creditflow.engines.verl.overridden import expect_verl
@@ -74,7 +76,7 @@ def test_methods_of_another_version_are_compared(tmp_path: Path, monkeypatch: py
     assert str(caught.value) == (
         "--engine verl: verl 0.10.0.dev0 is installed, 0.9.1 is supported, and 2 of the methods that creditflow "
         "overrides or relies on differ: ReplayBuffer._wait_for_next_poll, PPOTrainer._step_once; "
-        "pip install 'creditflow[verl]'"
+        f"{install_command('verl')}"
     )
 
     shutil.rmtree(tmp_path / "workers")  # absent files count as changed
@@ -82,9 +84,12 @@ def test_methods_of_another_version_are_compared(tmp_path: Path, monkeypatch: py
         expect_verl()
 
 
-def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("python", [(3, 12), (3, 13)])
+def test_missing_package_names_the_extra(python: tuple[int, int], monkeypatch: pytest.MonkeyPatch):
+    how = install_command("verl") if python < (3, 13) else "verl needs Python 3.11 or 3.12"
+    monkeypatch.setattr(overridden.sys, "version_info", python)
     monkeypatch.setattr(overridden, "find_spec", lambda name: None)
     with pytest.raises(importlib.metadata.PackageNotFoundError):
         overridden.installed()
-    with pytest.raises(ConfigError, match=r"verl is not installed; pip install 'creditflow\[verl\]'"):
+    with pytest.raises(ConfigError, match=f"verl is not installed; {re.escape(how)}$"):
         expect_verl()

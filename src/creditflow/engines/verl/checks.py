@@ -121,7 +121,8 @@ def without_effect(chosen: Mapping[str, Any], defaults: Mapping[str, Any]) -> di
     """Reasons why some `chosen` options must not be changed or have no effect."""
     mode = chosen.get("trainer.v1.trainer_mode", defaults["trainer.v1.trainer_mode"])
     unread = {
-        key: f"has no effect while {switch} is true: micro-batches are cut by tokens"
+        key: f"has no effect while {switch} is true: micro-batches are cut by tokens; use "
+        + size.replace("micro_batch_size", "max_token_len_per_gpu")
         for switch, size in MICRO_BATCHES.items()
         if chosen.get(switch, True)
         for key in (size, f"{size}_per_gpu")

@@ -42,7 +42,7 @@ def compose(recipe: Recipe, verl_overrides: Sequence[str], run_folder: Path) -> 
     chosen = _changes(OmegaConf.merge(base, own), without.composed(own))
     problems = unknown | checks.mistyped(chosen, base, defaults) | checks.without_effect(chosen, defaults)
     if problems:
-        raise ConfigError(_all(sorted(problems.values())))
+        raise _refusal(sorted(problems.values()))
     recipe = with_options(recipe, {key: chosen[key] for key in BACK if key in chosen})
     config = options.composed(_own_options(recipe, run_folder, defaults))
     for key, value in checks.mode_options(config, chosen, recipe.config).items():
@@ -59,11 +59,14 @@ def _changes(before: Any, after: Any) -> dict[str, Any]:
     return {key: value for key, value in new.items() if key not in equal}
 
 
-def _all(problems: Sequence[str]) -> str:
-    """One message for all problems."""
+def _refusal(problems: Sequence[str]) -> ConfigError:
+    """The error for all problems; several are its notes."""
     if len(problems) == 1:
-        return problems[0]
-    return f"{len(problems)} options: " + " ".join(f"({n}) {problem}" for n, problem in enumerate(problems, 1))
+        return ConfigError(problems[0])
+    error = ConfigError(f"{len(problems)} options of verl cannot be used:")
+    for problem in problems:
+        error.add_note(problem)
+    return error
 
 
 def _own_options(recipe: Recipe, run_folder: Path, defaults: Mapping[str, Any]) -> DictConfig:
@@ -154,9 +157,14 @@ class _UserOptions:
         return replace(self, section=section, overrides=tuple(o for o in self.overrides if _key(o) not in keys))
 
     def composed(self, own: DictConfig) -> DictConfig:
-        """verl's files, then the `own` options of creditflow, then these."""
+        """verl's files, then the `own` options of creditflow, then these.
+
+        Hydra refuses `+` for a key that is there, as one that only creditflow adds to verl's files.
+        """
         section = nested({key.replace("+", ""): value for key, value in self.section.items()})
-        return _compose(self.config_name, self.overrides, [own, section])
+        there = {f"+{key}" for key in _flat(own)}
+        overrides = [f"+{text}" if _key(text) in there else text for text in self.overrides]
+        return _compose(self.config_name, overrides, [own, section])
 
 
 def _key(override: str) -> str:

@@ -23,6 +23,7 @@ from uuid import uuid4
 from omegaconf import DictConfig, OmegaConf
 
 from creditflow._utils.files import write_whole
+from creditflow._utils.install import install_command
 from creditflow._utils.progress import Bar, Reporter, beside
 from creditflow.config import Config, Recipe, model_of, trained_policies, with_options
 from creditflow.engines.common import rollouts as common_rollouts
@@ -174,7 +175,7 @@ def _expect_machine(config: DictConfig) -> None:
         )
     server = config.actor_rollout_ref.rollout.name
     if server in ("vllm", "sglang") and importlib.util.find_spec(server) is None:
-        how = "pip install 'verl[vllm]>=0.9.1'" if server == "vllm" else "see verl's documentation"
+        how = f"{install_command('verl')} 'verl[vllm]>=0.9.1'" if server == "vllm" else "see verl's documentation"
         raise ConfigError(f"actor_rollout_ref.rollout.name: {server} is not installed; {how}, or name another")
 
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+from creditflow._utils.install import install_command, needs
 from creditflow._utils.pins import changed_methods, method_hashes
 from creditflow.engines.verl.checks import quiet
 from creditflow.errors import ConfigError
@@ -22,28 +24,25 @@ SUPPORTED: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("over
 NAMES = frozenset(name for of_version in SUPPORTED.values() for name in of_version)
 _MOST_NAMED = 5
 """Changed methods of verl that an error names."""
-_INSTALL = "pip install 'creditflow[verl]'"
 
 
 def expect_verl() -> None:
     """Raise ConfigError if verl is not installed, or its version does not fit."""
+    how = install_command("verl") if sys.version_info < (3, 13) else "verl needs Python 3.11 or 3.12"
     try:
         version, root = installed()
     except importlib.metadata.PackageNotFoundError:
-        raise ConfigError(f"--engine verl: verl is not installed; {_INSTALL}") from None
+        raise ConfigError(f"--engine verl: verl is not installed; {how}") from None
     if version not in SUPPORTED and (differ := changed_methods(root, SUPPORTED)):
         methods = ", ".join(name.split(": ")[1] for name in differ[:_MOST_NAMED])
         more = f" and {len(differ) - _MOST_NAMED} more" if len(differ) > _MOST_NAMED else ""
         raise ConfigError(
             f"--engine verl: verl {version} is installed, {', '.join(SUPPORTED)} is supported, and {len(differ)} of "
-            f"the methods that creditflow overrides or relies on differ: {methods}{more}; {_INSTALL}"
+            f"the methods that creditflow overrides or relies on differ: {methods}{more}; {how}"
         )
-    try:
-        with quiet():
-            import transfer_queue  # noqa: F401
-            import verl.trainer.main_ppo  # noqa: F401
-    except ModuleNotFoundError as error:  # verl does not declare all its dependencies
-        raise ConfigError(f"--engine verl: no module {error.name!r}; {_INSTALL}") from None
+    with quiet(), needs("--engine verl", "verl"):  # verl does not declare all its dependencies
+        import transfer_queue  # noqa: F401
+        import verl.trainer.main_ppo  # noqa: F401
 
 
 def installed() -> tuple[str, Path]:
