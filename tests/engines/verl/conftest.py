@@ -47,6 +47,20 @@ def verl_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         until(lambda: not any(alive(pid) for pid in started))
 
 
+@pytest.fixture(scope="module")
+def queue(verl_ray) -> Iterator[None]:
+    """TransferQueue with one storage unit."""
+    import transfer_queue as tq
+    from omegaconf import OmegaConf
+    from verl.trainer import config
+
+    section = OmegaConf.load(f"{config.__path__[0]}/transfer_queue/transfer_queue.yaml")
+    section.enable, section.backend.SimpleStorage.num_data_storage_units = True, 1
+    tq.init(section)
+    yield
+    tq.close()
+
+
 def _take_the_cpu(patch: pytest.MonkeyPatch) -> None:
     """Select the CPU platform in this process, where earlier tests may have imported verl with another platform."""
     import verl.plugin.platform.platform_manager as manager

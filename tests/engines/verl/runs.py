@@ -49,7 +49,7 @@ def mode_options(mode: str, n_ranks: int = 1) -> tuple[str, ...]:
         f"actor_rollout_ref.rollout.n_gpus_per_node={n_ranks}",
         "actor_rollout_ref.rollout.checkpoint_engine.backend=file",
     )
-    return (f"trainer.v1.trainer_mode={mode}", *(separate if mode == "separate_async" else ()))
+    return (f"trainer.v1.trainer_mode={mode}", *(separate if mode.endswith("separate_async") else ()))
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Compare the advantages of both engines on the same recorded trajectories."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -27,17 +27,6 @@ from creditflow.engines.verl.runner import sampled_steps
 from tests.builders import credit_options, make_trajectory, step
 
 WHERE = "creditflow_train"
-
-
-@pytest.fixture(scope="module")
-def queue(verl_ray) -> Iterator[None]:
-    from verl.trainer import config
-
-    section = OmegaConf.load(f"{config.__path__[0]}/transfer_queue/transfer_queue.yaml")
-    section.enable, section.backend.SimpleStorage.num_data_storage_units = True, 1
-    tq.init(section)
-    yield
-    tq.close()
 
 
 def recorded(seed: int) -> list[Trajectory]:

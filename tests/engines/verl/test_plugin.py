@@ -7,14 +7,21 @@ import pytest
 pytest.importorskip("verl")
 
 import torch
+import transfer_queue as tq
 from omegaconf import OmegaConf
+from transfer_queue import KVBatchMeta
+from transformers import AutoTokenizer
 from verl.protocol import DataProto
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from creditflow import CreditOptions, TrajectoryBatch, assign
+from creditflow import CreditOptions, Score, TrajectoryBatch, assign
+from creditflow.config import credit_options
+from creditflow.engines.models.tiny import tiny_byte_model
 from creditflow.engines.verl import plugin
-from creditflow.engines.verl.plugin import Row, Turns
+from creditflow.engines.verl.plugin import Entries, Row, Turns
 from creditflow.errors import BatchError, ConfigError
+from creditflow.runs import Ledger
 from tests.builders import make_trajectory, step
 
 MASK = np.array([[1, 1, 0, 1, 1, 1, 0], [1, 0, 0, 0, 1, 1, 1], [1, 1, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0]], bool)
@@ -79,12 +86,22 @@ def test_estimator_reads_scores_of_turns():
         verl_advantages({"group_by": "agent"}, rewards_with(0.75))
 
 
+def test_estimator_counts_rewards_before_the_first_turn():
+    mask = np.array([[0, 1, 1], [0, 1, 1]], bool)
+    got = [
+        verl_advantages({"group_by": "task"}, np.array([reward, [0.0, 0.0, 0.0]]), mask)
+        for reward in ([1.0, 0.0, 0.0], [0.0, 0.0, 1.0])
+    ]
+    np.testing.assert_array_equal(got[0], got[1])
+    assert got[0].any()
+
+
 @pytest.mark.parametrize(
     ("algorithm", "message"),
     [
         (
             {"creditflow": {"propagaton": "own"}},
-            "algorithm.propagaton: expected an option of credit .did you mean 'propagation'",
+            "algorithm.creditflow.propagaton: expected an option of credit .did you mean 'propagation'",
         ),
         ({"creditflow": {"adv_estimator": "gae"}}, "gae reads a critic; set trainer.v1.trainer_mode=credit_sync"),
         ({"creditflow": {"folder": "runs/x"}}, "folder: an estimator does not know the training step; set trainer.v1"),
@@ -92,6 +109,7 @@ def test_estimator_reads_scores_of_turns():
         ({"use_kl_in_reward": True}, "set actor_rollout_ref.actor.use_kl_loss=true"),
         ({"creditflow": {"turn_scores": "no"}}, "turn_scores: expected true or false, got 'no'"),
         ({"creditflow": {"outcome_range": 1}}, r"expected two numbers such as \[-1,1\], got 1"),
+        ({"creditflow": {"folder": True}}, "algorithm.creditflow.folder: expected a text, got True"),
         ({"creditflow": {"group_by": "task_agent_state"}}, "prompts are not known here"),
     ],
 )
@@ -101,12 +119,12 @@ def test_estimator_refuses_what_it_cannot_do(algorithm, message):
 
 
 def test_rows_of_agents_keep_parents_and_scores():
-    mask = np.array([[1, 1], [1, 0], [0, 1], [1, 1]], bool)
+    mask = np.array([[1, 1], [1, 0], [0, 1], [0, 0]], bool)
     rows = [
-        Row("b", 0, 2, 1.0, "judge", parents=(0, 1)),
-        Row("b", 0, 0, 1.0, "first", (0.25,)),
-        Row("b", 0, 1, 1.0, "second", (0.5,), parents=()),
-        None,
+        Row("b", 0, 2, 1.0, Entries(agent="judge", parents=[0, 1])),
+        Row("b", 0, 0, 1.0, Entries(agent="first", score=[0.25])),
+        Row("b", 0, 1, 1.0, Entries(agent="second", score=[0.5], parents=[])),
+        Row("padding", 0, 0, 0.0),
     ]
     turns = Turns.from_rows(rows, mask, (0.0, 1.0))
     batch = turns.batch
@@ -118,7 +136,7 @@ def test_rows_of_agents_keep_parents_and_scores():
 
 def test_rows_without_sampled_tokens_give_the_outcome():
     last = Row("a", 0, 3, float(np.float32(1.1)))
-    rows = [Row("a", 0, 0, 0.0), Row("a", 0, 1, 0.0), Row("a", 0, 2, 0.0, parents=(1,)), last]
+    rows = [Row("a", 0, 0, 0.0), Row("a", 0, 1, 0.0), Row("a", 0, 2, 0.0, Entries(parents=[1])), last]
     batch = Turns.from_rows(rows, np.array([[1], [0], [1], [0]], bool), (-0.1, 1.1)).batch
     assert batch.outcome.tolist() == [1.1]
     assert batch.edge_child.size == 0
@@ -128,18 +146,45 @@ def test_rows_without_sampled_tokens_give_the_outcome():
     ("row", "message"),
     [
         (
-            Row("a", 0, 1, 1.0, parents=(5,)),
+            Row("a", 0, 1, 1.0, Entries(parents=[5])),
             "row a_0_1: extra_fields.parents: expected indices, below 1, of the outputs .*, got 5",
         ),
-        (Row("a", 0, 1, 1.0, scores=(1.0, 0.5)), "row a_0_1: 2 scores for 1 turns"),
+        (
+            Row("a", 0, 1, 1.0, Entries(score=[1.0, 0.5])),
+            "row a_0_1: extra_fields.score: expected at most 1 for its turns, got 2",
+        ),
         (Row("a", 0, 1, 2.0), r"row a_0_1: reward 2.0 is outside of .*outcome_range=\[LOWEST,HIGHEST\]"),
         (Row("a", 0, 1, float("nan")), "row a_0_1: expected a finite reward, got nan"),
-        (Row("a", 0, 1, 1.0, parents=(1,)), "below 1, of the outputs .*, got 1"),
+        (Row("a", 0, 1, 1.0, Entries(parents=[1])), "below 1, of the outputs .*, got 1"),
     ],
 )
 def test_rows_that_do_not_fit_are_named(row, message):
     with pytest.raises(BatchError, match=message):
         Turns.from_rows([Row("a", 0, 0, 1.0), row], np.ones((2, 2), bool), (0.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("fields", "entries"),
+    [
+        ({"score": np.float32(0.5), "parents": np.array([0, 1]), "turns": 3}, Entries(score=[0.5], parents=[0, 1])),
+        ({"score": (None, 1), "parents": 0, "agent": 7}, Entries(agent="7", score=[None, 1], parents=[0])),
+        ({"score": None, "parents": None}, Entries()),
+        (
+            {"score": "high"},
+            r"row a_0_1: extra_fields.score\[0\]: expected a number .* of at most 1, got 'high'",
+        ),
+        ({"score": {"a": 1}}, r"extra_fields.score\[0\]: expected a number"),
+        ({"score": [0.5, 1.5]}, r"extra_fields.score\[1\]: expected a number .*, got 1.5"),
+        ({"parents": ["0"]}, r"extra_fields.parents\[0\]: expected a whole number, got '0'"),
+        ({"agent": ["x"]}, r"extra_fields.agent: expected a text, got \['x'\]"),
+    ],
+)
+def test_row_reads_extra_fields(fields, entries):
+    if isinstance(entries, str):
+        with pytest.raises(ConfigError, match=entries):
+            Row.from_fields("a_0_1", 1.0, fields)
+    else:
+        assert Row.from_fields("a_0_1", 1.0, fields).entries == entries
 
 
 def test_modes_extend_verls_trainers(monkeypatch):
@@ -150,8 +195,81 @@ def test_modes_extend_verls_trainers(monkeypatch):
     config = OmegaConf.create(
         {"algorithm": {"adv_estimator": "rloo"}, "trainer": {"v1": {"trainer_mode": "credit_sync"}}}
     )
-    with pytest.raises(ConfigError, match=r"the trainer mode reads .*move rloo there"):
+    with pytest.raises(ConfigError, match=r"reads algorithm.creditflow.adv_estimator in place of rloo; set grpo"):
         get_trainer_cls("credit_sync")(config)
-    monkeypatch.setattr(plugin, "TESTED", {"0.1": dict.fromkeys(plugin.TESTED["0.9.1"], "other")})
+    monkeypatch.setattr(plugin, "TESTED", {"0.1": dict.fromkeys(*plugin.TESTED.values(), "other")})
     with pytest.raises(ConfigError, match=r"differs from 0.1 in AgentLoopWorkerTQ._agent_loop_postprocess, PPOTrainer"):
         get_trainer_cls("credit_sync")(config)
+
+
+def test_mode_writes_advantages_and_the_step_file(queue, tmp_path):
+    from verl.trainer.ppo.v1 import get_trainer_cls
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_byte_model())
+    ids, mask, log_probs = tokenizer.encode("plan:do it"), [1] * 5 + [0] * 2 + [1] * 3, -torch.arange(10.0)
+    rows = {
+        f"{uid}_{n}_{i}": {
+            "uid": uid,
+            "prompts": torch.tensor(tokenizer.encode(f"{agent} {uid}?")),
+            "responses": torch.tensor(ids),
+            "response_mask": torch.tensor(mask),
+            "rm_scores": torch.tensor([0.0] * 9 + [float(n)]),
+            "rollout_log_probs": log_probs,
+            "extra_fields": {"agent": agent, "score": [0.5, n / 4], "tool_rewards": []},
+        }
+        for uid in "ab"
+        for n in range(3)
+        for i, agent in enumerate(("planner", "solver"))
+    }
+    keys = list(rows)[::-1]
+    fields = list_of_dict_to_tensordict([rows[key] for key in keys])
+    tq.kv_batch_put(keys=keys, fields=fields, tags=[{}] * len(keys), partition_id="train")
+    section = {"outcome_range": [0, 2], "propagation": "threshold", "group_by": "task_agent"}
+    algorithm = {"creditflow": section, "adv_estimator": "grpo", "gamma": 1, "lam": 1, "use_kl_in_reward": False}
+    trainer = object.__new__(get_trainer_cls("credit_sync"))
+    trainer.config = OmegaConf.create(
+        {
+            "algorithm": algorithm,
+            "actor_rollout_ref": {"rollout": {"n": 3, "calculate_log_probs": True}},
+            "trainer": {"experiment_name": "x"},
+        }
+    )
+    trainer.credit, trainer.use_critic, trainer.global_steps = (
+        plugin.Credit.from_config(trainer.config.algorithm),
+        False,
+        1,
+    )
+    trainer.tokenizer = tokenizer
+    trainer._folder = plugin.run_folder(tmp_path / "run", trainer.config, 0)
+    metrics: dict[str, float] = {}
+    trainer._compute_advantage(KVBatchMeta(keys=keys, tags=[{}] * len(keys), partition_id="train"), metrics)
+    got = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=["advantages", "returns"])
+    tq.kv_clear(keys=keys, partition_id="train")
+
+    team = [
+        make_trajectory(
+            f"{uid}{n}",
+            [
+                step(agent, score, tokens=length)
+                for agent in ("planner", "solver")
+                for score, length in ((0.5, 5), (n / 4, 3))
+            ],
+            outcome=Score(float(n), (0.0, 2.0)),
+            task=uid,
+        )
+        for uid in "ab"
+        for n in range(3)
+    ]
+    options = credit_options(propagation="threshold", group_by="task_agent")
+    expected_T = assign(TrajectoryBatch.from_trajectories(team), options).token_advantages()
+    for name in ("advantages", "returns"):
+        in_order = dict(zip(keys, got[name].unbind(), strict=True))
+        sampled = [in_order[key].numpy()[np.array(mask) > 0] for key in sorted(keys)]
+        np.testing.assert_allclose(np.concatenate(sampled), expected_T, rtol=1e-5, atol=1e-6)
+        assert not any(row.numpy()[5:7].any() for row in in_order.values())
+    recorded = Ledger.open(tmp_path / "run").read(1).batch
+    assert recorded.prompts[:3] == ("planner a?", "planner a?plan:do", "solver a?")
+    assert recorded.responses[:2] == ("plan:", " it")
+    assert recorded.logprobs[:8].tolist() == log_probs.numpy()[np.array(mask) > 0].tolist()
+    assert tokenizer.decode(recorded.response_ids[:8].tolist()) == "plan: it"
+    assert metrics["credit/mean/solver"] > 0

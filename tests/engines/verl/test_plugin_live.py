@@ -15,6 +15,7 @@ import verl_cpu
 
 from creditflow.engines.models.tiny import tiny_byte_model
 from creditflow.runs import Ledger
+from tests.engines.verl.runs import mode_options
 from tests.paths import ROOT
 
 pytestmark = pytest.mark.slow
@@ -69,12 +70,13 @@ def loop(folder: Path) -> tuple[str, ...]:
     return f"{agent}.default_agent_loop=planner_solver", f"{agent}.agent_loop_config_path={folder}/loops.yaml"
 
 
-def test_mode_trains_on_the_advantages_of_assign(tmp_path):
+@pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
+def test_mode_trains_on_the_advantages_of_assign(tmp_path, mode):
     run = tmp_path / "run"
     options = (
-        "algorithm.adv_estimator=grpo",
-        "trainer.v1.trainer_mode=credit_sync",
-        f"+algorithm.creditflow.folder={run}",
+        *("algorithm.adv_estimator=grpo", f"+algorithm.creditflow.folder={run}"),
+        *mode_options(f"credit_{mode}"),
+        *(["trainer.v1.separate_async.parameter_sync_step=1"] if mode == "separate_async" else []),
     )
     steps = train(tmp_path, *loop(tmp_path), *options, "+algorithm.creditflow.propagation=threshold")
     ledger = Ledger.open(run)

@@ -24,12 +24,12 @@ _MANY_TRUNCATED = 0.1
 
 
 def step_metrics(
-    batch: TrajectoryBatch, report: ScoringReport, assignment: Assignment, threshold: Threshold
+    batch: TrajectoryBatch, report: ScoringReport | None, assignment: Assignment, threshold: Threshold
 ) -> dict[str, float]:
     """The metrics of a training step's rollouts, rewards and credit."""
     return {
         **rollout_metrics(batch),
-        **report.metrics(),
+        **(report.metrics() if report else {}),
         **sub_reward_metrics(batch),
         **error_metrics(batch),
         **threshold.metrics(),

@@ -15,19 +15,20 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
 from itertools import groupby, pairwise
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from creditflow._utils.pins import changed_methods
+from creditflow._utils.sections import Section, Share, Text, checked, expected
 from creditflow.credit import Assignment, CreditOptions, assign
 from creditflow.credit.analysis.metrics import batch_stats
 from creditflow.credit.history import History
@@ -41,17 +42,26 @@ if TYPE_CHECKING:
 ESTIMATOR, PREFIX, KEY = "creditflow", "credit_", "algorithm.creditflow"
 """The estimator, the prefix of the trainer modes, and the section of options, under `+`."""
 TESTED = {
-    version: {
+    "0.9.0, 0.9.1 and 0.10.0.dev of August 2026": {
         "trainer/ppo/v1/agent_loop_tq.py: AgentLoopWorkerTQ._agent_loop_postprocess": "1cf327379b02",
         "trainer/ppo/v1/trainer_base.py: PPOTrainer._build_replay_buffer": "88aadd393f4b",
         "trainer/ppo/v1/trainer_base.py: PPOTrainer._compute_advantage": "39f6144bc6a8",
     }
-    for version in ("0.9.0", "0.9.1", "0.10.0.dev of August 2026")
 }
-"""The methods of verl that a mode overrides or relies on, with the hashes of their source in each tested version."""
+"""The methods of verl that a mode overrides or relies on, with the hashes of their source in the tested versions."""
 
 
-@dataclass(frozen=True, slots=True)
+class Entries(Section):
+    """What an agent loop may add to the `extra_fields` of a row."""
+
+    agent: Text = "agent"
+    score: list[Share | None] = Field(default_factory=list)
+    """Scores of the first turns; None, and later turns, have none."""
+    parents: list[int] | None = None
+    """Indices of the rows that the first turn read; None: the row before."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Row:
     """A row of verl: a trajectory of one or several turns, or one call of a trajectory with several rows."""
 
@@ -61,22 +71,32 @@ class Row:
     index: int
     """The place in the list that the agent loop returned."""
     outcome: float
-    agent: str = "agent"
-    scores: Sequence[float] = ()
-    """Scores of the first turns, from 0 to 1; later turns have none."""
-    parents: Sequence[int] | None = None
-    """Indices of the rows that the first turn read; None: the row before."""
+    entries: Entries = field(default_factory=Entries)
+
+    @classmethod
+    def from_fields(cls, key: str, outcome: float, extra_fields: Any) -> Row:
+        """The row of a key `uid_session_index`. Raises ConfigError for entries of a wrong type."""
+        uid, session, index = key.rsplit("_", 2)
+        extra = getattr(extra_fields, "data", extra_fields) or {}
+        own = {name: extra[name] for name in Entries.model_fields if extra.get(name) is not None}
+        own |= {name: np.atleast_1d(np.asarray(own[name])).tolist() for name in own if name != "agent"}
+        return cls(uid, int(session), int(index), outcome, checked(Entries, own, f"row {key}: extra_fields"))
+
+    def __str__(self) -> str:
+        return f"row {self.uid}_{self.session}_{self.index}"
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+TwoNumbers = Annotated[list[float], Field(min_length=2, max_length=2), expected("two numbers such as [-1,1]")]
+
+
+class Settings(Section):
     """Options of this module in `+algorithm.creditflow`, beside those of credit."""
 
-    outcome_range: Sequence[float] = (0.0, 1.0)
+    outcome_range: TwoNumbers = Field(default_factory=lambda: [0.0, 1.0])
     """The lowest and the highest possible reward of a trajectory."""
     turn_scores: bool = False
     """Estimator: rewards at the tokens of a turn before the last are its score. A mode reads `extra_fields`."""
-    folder: str | None = None
+    folder: Text | None = None
     """Mode: a new folder for `creditflow why` and `creditflow report`, with every step and its terms."""
 
 
@@ -85,95 +105,91 @@ class Turns:
     """The turns of rows as the steps of a batch. R rows, L tokens in a row, T sampled tokens."""
 
     batch: TrajectoryBatch
-    row_S: Ints
-    """[S] the row of each turn."""
-    place_T: tuple[Ints, Ints]
+    token_T: tuple[Ints, Ints]
     """Row and column [T] of each sampled token, in the order of the batch."""
 
     @classmethod
-    def from_rows(cls, rows: Sequence[Row | None], mask_RL: Bools, outcome_range: Sequence[float]) -> Turns:
-        """Build the batch. A row that is None (padding), or without sampled tokens, has no turns.
+    def from_rows(cls, rows: Sequence[Row], mask_RL: Bools, outcome_range: Sequence[float]) -> Turns:
+        """Build the batch. A row without sampled tokens has no turns.
 
         Each turn has the one before it in its row as its parent; the first turn of a row, the last ones of `parents`.
         Raises BatchError, among others for parents that do not exist and outcomes outside the range.
         """
-        real = sorted((row.uid, row.session, row.index, r) for r, row in enumerate(rows) if row is not None)
-        order = [r for *_, r in real if mask_RL[r].any()]
-        ordered: list[Row] = [row for r in order if (row := rows[r]) is not None]
-        outcomes = {(uid, session): _outcome(rows[r], outcome_range) for uid, session, _, r in real}  # of the last row
+        in_order = sorted(range(len(rows)), key=lambda r: (rows[r].uid, rows[r].session, rows[r].index))
+        last = {(rows[r].uid, rows[r].session): rows[r] for r in in_order}
+        order = np.array([r for r in in_order if mask_RL[r].any()], dtype=np.int64)
         mask_RL = mask_RL[order]
         start_RL = mask_RL & ~np.pad(mask_RL, ((0, 0), (1, 0)))[:, :-1]
         row_S = np.nonzero(start_RL)[0]
-        first_R = np.searchsorted(row_S, np.arange(len(order) + 1))
-        trajectories = [list(rows) for _, rows in groupby(ordered, key=lambda row: (row.uid, row.session))]
-        trajectory_R = np.repeat(np.arange(len(trajectories)), list(map(len, trajectories)))
-        score_S = np.full(len(row_S), np.nan)
-        for r, row in enumerate(ordered):
-            if len(row.scores) > first_R[r + 1] - first_R[r]:
-                raise BatchError(f"{_name(row)}: {len(row.scores)} scores for {first_R[r + 1] - first_R[r]} turns")
-            score_S[first_R[r] : first_R[r] + len(row.scores)] = np.round(row.scores, 6)  # 32 bits: 1.00000003
+        first_R = np.searchsorted(row_S, np.arange(len(order) + 1)).tolist()
+        turns = {rows[r]: range(*bounds) for r, bounds in zip(order.tolist(), pairwise(first_R), strict=True)}
+        trajectories = [list(part) for _, part in groupby(turns, key=lambda row: (row.uid, row.session))]
         row_T, column_T = np.nonzero(mask_RL)
         batch = TrajectoryBatch.from_arrays(
-            trajectory_of_step=trajectory_R[row_S],
-            group_of_trajectory=[rows[0].uid for rows in trajectories],
-            outcome=[outcomes[rows[0].uid, rows[0].session] for rows in trajectories],
+            trajectory_of_step=[n for n, part in enumerate(trajectories) for row in part for _ in turns[row]],
+            group_of_trajectory=[part[0].uid for part in trajectories],
+            outcome=[_outcome(last[part[0].uid, part[0].session], outcome_range) for part in trajectories],
             outcome_range=(outcome_range[0], outcome_range[1]),
-            agent_of_step=[ordered[r].agent for r in row_S],
-            scores=None if np.isnan(score_S).all() else score_S,
-            edges=_edges(trajectories, first_R, {(uid, session, index) for uid, session, index, _ in real}),
+            agent_of_step=[row.entries.agent for row, steps in turns.items() for _ in steps],
+            scores=_scores(turns),
+            edges=_edges(rows, turns),
             token_offsets=np.append(np.flatnonzero(start_RL[mask_RL]), len(row_T)),
             response_mask=np.ones(len(row_T), dtype=np.bool_),
         )
-        return cls(batch, np.array(order, dtype=np.int64)[row_S], (np.array(order, dtype=np.int64)[row_T], column_T))
+        return cls(batch, (order[row_T], column_T))
 
     def spread(self, column_T: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
         """[R, L] the values of the sampled tokens in verl's rows, 0 elsewhere."""
         column_RL = np.zeros(shape, np.float32)
-        column_RL[self.place_T] = column_T
+        column_RL[self.token_T] = column_T
         return column_RL
 
 
-def _outcome(row: Row | None, bounds: Sequence[float]) -> float:
+def _scores(turns: Mapping[Row, range]) -> Floats | None:
+    """[S] the scores of the turns, NaN where there is none; None without any."""
+    scores: list[float | None] = []
+    for row, steps in turns.items():
+        score = row.entries.score
+        if len(score) > len(steps):
+            raise BatchError(
+                f"{row}: extra_fields.score: expected at most {len(steps)} for its turns, got {len(score)}"
+            )
+        scores += [*score, *[None] * (len(steps) - len(score))]
+    score_S: Floats = np.array(scores, dtype=np.float64).round(6)  # 32 bits: 1.00000003
+    return None if np.isnan(score_S).all() else score_S
+
+
+def _edges(rows: Sequence[Row], turns: Mapping[Row, range]) -> NDArray[np.int64]:
+    """[E, 2] child and parent of the turns. A parent without turns passes nothing on."""
+    edges: list[tuple[int, int]] = []
+    turns_at = {(row.uid, row.session, row.index): turns.get(row, range(0)) for row in rows}
+    before: Row | None = None
+    for row, steps in turns.items():
+        edges += [(s, s - 1) for s in steps[1:]]
+        parents = row.entries.parents
+        if parents is None:
+            parents = [before.index] if before and (before.uid, before.session) == (row.uid, row.session) else []
+        for parent in parents:
+            if parent >= row.index or (row.uid, row.session, parent) not in turns_at:
+                raise BatchError(
+                    f"{row}: extra_fields.parents: expected indices, below {row.index}, of the outputs that its agent "
+                    f"loop returned, got {parent!r}"
+                )
+            edges += [(steps[0], s) for s in turns_at[row.uid, row.session, parent][-1:]]
+        before = row
+    return np.array(edges, dtype=np.int64).reshape(-1, 2)
+
+
+def _outcome(row: Row, bounds: Sequence[float]) -> float:
     """The outcome of a row. A bound that was rounded to 32 bits is the bound again."""
-    assert row is not None
     if not math.isfinite(row.outcome):
-        raise BatchError(f"{_name(row)}: expected a finite reward, got {row.outcome}")
+        raise BatchError(f"{row}: expected a finite reward, got {row.outcome}")
     close = [bound for bound in bounds if math.isclose(row.outcome, bound, rel_tol=1e-6, abs_tol=1e-6)]
     if not close and not bounds[0] <= row.outcome <= bounds[1]:
         raise BatchError(
-            f"{_name(row)}: reward {row.outcome} is outside of {list(bounds)}; set "
-            f"+{KEY}.outcome_range=[LOWEST,HIGHEST]"
+            f"{row}: reward {row.outcome} is outside of {list(bounds)}; set +{KEY}.outcome_range=[LOWEST,HIGHEST]"
         )
     return float(close[0]) if close else row.outcome
-
-
-def _name(row: Row) -> str:
-    return f"row {row.uid}_{row.session}_{row.index}"
-
-
-def _edges(
-    trajectories: Sequence[Sequence[Row]], first_R: Ints, real: Container[tuple[str, int, int]]
-) -> NDArray[np.int64]:
-    """[E, 2] child and parent of the turns; `first_R` [R + 1]: the first turn of each row.
-
-    `real`: all rows, also those without turns, which pass nothing on.
-    """
-    edges = [(s, s - 1) for begin, end in pairwise(first_R.tolist()) for s in range(begin + 1, end)]
-    r = 0
-    for rows in trajectories:
-        last = {row.index: int(first_R[r + i + 1]) - 1 for i, row in enumerate(rows)}
-        for i, row in enumerate(rows):
-            before = [rows[i - 1].index] if i else []
-            for parent in before if row.parents is None else row.parents:
-                if (row.uid, row.session, parent) not in real or parent >= row.index:
-                    raise BatchError(
-                        f"{_name(row)}: extra_fields.parents: expected indices, below {row.index}, of the outputs that "
-                        f"its agent loop returned, got {parent!r}"
-                    )
-                if parent in last:
-                    edges.append((int(first_R[r + i]), last[parent]))
-        r += len(rows)
-    return np.array(edges, dtype=np.int64).reshape(-1, 2)
 
 
 @dataclass(slots=True)
@@ -190,37 +206,36 @@ class Credit:
         """Read verl's section `algorithm`. Raises ConfigError for unknown and unusable options, as for a recipe."""
         from creditflow.config import credit_options
 
-        keys = _section(algorithm)
-        own = {f.name: keys.pop(f.name) for f in fields(Settings) if f.name in keys}
         if algorithm.get("use_kl_in_reward"):
             raise ConfigError(
                 "algorithm.use_kl_in_reward: credit has no term for it inside verl's program; set "
                 "actor_rollout_ref.actor.use_kl_loss=true"
             )
-        options, settings = credit_options(**keys), Settings(**own)
-        if not isinstance(settings.turn_scores, bool):
-            raise ConfigError(f"{KEY}.turn_scores: expected true or false, got {settings.turn_scores!r}")
-        bounds = settings.outcome_range
-        if not isinstance(bounds, list | tuple) or [type(b) in (int, float) for b in bounds] != [True, True]:
-            raise ConfigError(f"{KEY}.outcome_range: expected two numbers such as [-1,1], got {bounds}")
+        keys, own = _options(algorithm)
+        settings = checked(Settings, own, KEY)
+        try:
+            options = credit_options(**keys)
+        except ConfigError as error:  # it names keys of a recipe
+            raise ConfigError(str(error).replace("algorithm.", f"{KEY}.")) from error
         if options.group_by == "task_agent_state":
             raise ConfigError(f"{KEY}.group_by: prompts are not known here; set task_agent_turn")
         return cls(options, settings, options.propagation.make_threshold())
 
-    def assign(self, batch: TrajectoryBatch, values_T: Floats | None = None) -> Assignment:
+    def assign(self, turns: Turns, values_T: Floats | None = None) -> Assignment:
         """Assign credit, and learn from the batch."""
-        assignment = assign(batch, self.options, values_T=values_T, threshold=self.threshold, history=self.history)
+        batch, threshold, history = turns.batch, self.threshold, self.history
+        assignment = assign(batch, self.options, values_T=values_T, threshold=threshold, history=history)
         self.threshold.update(batch_stats(assignment))
         self.history = assignment.history_after
         return assignment
 
 
-def _section(algorithm: Any) -> dict[str, Any]:
-    """The options in verl's section `algorithm`."""
+def _options(algorithm: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options of credit in verl's section `algorithm`, and those of `Settings`."""
     from omegaconf import OmegaConf
 
     section: Any = OmegaConf.to_container(OmegaConf.create(algorithm.get("creditflow") or {}), resolve=True)
-    return dict(section)
+    return section, {name: section.pop(name) for name in Settings.model_fields if name in section}
 
 
 _CREDITS: dict[str, Credit] = {}
@@ -252,21 +267,21 @@ def advantages(
         for r, uid in enumerate(index)
     ]
     turns = Turns.from_rows(rows, mask_RL, credit.settings.outcome_range)
-    token_T = credit.assign(turns.batch).token_advantages()
-    column = torch.from_numpy(turns.spread(token_T, mask_RL.shape)).to(token_level_rewards.device)
+    column = torch.from_numpy(turns.spread(credit.assign(turns).token_advantages(), mask_RL.shape))
+    column = column.to(token_level_rewards.device)
     return column, column
 
 
 def _row_of_rewards(uid: str, r: int, reward_L: Floats, mask_L: Bools, scored: bool) -> Row:
     """The row of a trajectory with rewards at its tokens."""
     starts = np.flatnonzero(mask_L & ~np.append(False, mask_L[:-1]))
-    paid = np.add.reduceat(reward_L, starts) if len(starts) else np.zeros(1)
-    if not scored and paid[:-1].any():
+    *before, outcome = [float(part.sum()) for part in np.split(reward_L, starts[1:])]
+    if any(before) and not scored:
         raise BatchError(
             f"row {r}: rewards at tokens before the last turn; they count as scores of turns with "
             f"+{KEY}.turn_scores=true"
         )
-    return Row(uid, r, 0, float(paid[-1]), scores=paid[:-1].tolist() if scored else ())
+    return Row(uid, r, 0, outcome, Entries(score=list(before) if scored else []))
 
 
 class CreditMode:
@@ -291,7 +306,11 @@ class CreditMode:
             )
         self.credit = Credit.from_config(config.algorithm)
         if (name := str(config.algorithm.adv_estimator)) not in ("gae", "grpo", ESTIMATOR):
-            raise ConfigError(f"algorithm.adv_estimator: the trainer mode reads {KEY}.adv_estimator; move {name} there")
+            raise ConfigError(
+                f"algorithm.adv_estimator: a trainer mode reads {KEY}.adv_estimator in place of {name}; set grpo here"
+            )
+        if self.credit.settings.turn_scores:
+            raise ConfigError(f"{KEY}.turn_scores: a trainer mode reads scores from extra_fields; leave it out")
         with open_dict(config):  # verl compares the name of the mode, and derives the critic from the estimator
             config.trainer.v1.trainer_mode = config.trainer.v1.trainer_mode.removeprefix(PREFIX)
             config.algorithm.adv_estimator = "gae" if self.credit.options.estimator.critic else "grpo"
@@ -301,7 +320,12 @@ class CreditMode:
                 f"{KEY}.folder: a training step has one step file; set trainer.v1.{self.trainer_mode}."
                 "parameter_sync_step=1"
             )
-        self._folder: RunFolder | None = None
+
+    def on_init_end(self) -> None:
+        """Open the folder: verl has loaded its checkpoint, and no rollout has begun."""
+        super().on_init_end()  # type: ignore[misc]
+        path = self.credit.settings.folder
+        self._folder = None if path is None else run_folder(Path(path), self.config, self.global_steps)
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """Write advantages and returns to the rows, after verl's own work: rollout correction and its weights."""
@@ -317,117 +341,107 @@ class CreditMode:
         kept = tq.kv_batch_get(**where, select_fields=["response_mask"])["response_mask"]
 
         mask_RL = data["response_mask"].to_padded_tensor(0).bool().numpy()
-        outcome_R = [float(row.sum()) for row in data["rm_scores"].unbind()]
-        rows = [
-            None if tag.get("is_padding") else _row_of_fields(key, outcome, extra)
-            for key, tag, outcome, extra in zip(batch.keys, batch.tags, outcome_R, data["extra_fields"], strict=True)
-        ]
+        outcome_R = [float(reward_L.sum()) for reward_L in data["rm_scores"].unbind()]
+        rows = list(map(Row.from_fields, batch.keys, outcome_R, data["extra_fields"]))
         turns = Turns.from_rows(rows, mask_RL, self.credit.settings.outcome_range)
-        values_T = None
-        if self.use_critic:
-            values_T = data["values"].to_padded_tensor(0).double().numpy()[turns.place_T]
-        assignment = self.credit.assign(turns.batch, values_T)
+        values_T = data["values"].to_padded_tensor(0).double().numpy()[turns.token_T] if self.use_critic else None
+        assignment = self.credit.assign(turns, values_T)
         self._record(assignment, turns, metrics, where)
 
-        advantage_T = assignment.token_advantages()
-        returns_T = advantage_T if assignment.returns_T is None else assignment.returns_T
-        nested = {
-            name: response_to_nested(
-                torch.from_numpy(turns.spread(column_T, mask_RL.shape)) * kept.to_padded_tensor(0), kept
-            )
-            for name, column_T in {"advantages": advantage_T, "returns": returns_T}.items()
-        }
-        return tq.kv_batch_put(**where, fields=TensorDict(nested, batch_size=len(batch.keys)))
+        kept_RL = kept.to_padded_tensor(0)
+
+        def nested(column_T: Floats) -> Any:
+            return response_to_nested(torch.from_numpy(turns.spread(column_T, mask_RL.shape)) * kept_RL, kept)
+
+        advantages = nested(assignment.token_advantages())
+        returns = advantages if assignment.returns_T is None else nested(assignment.returns_T)
+        fields = TensorDict({"advantages": advantages, "returns": returns}, batch_size=len(batch.keys))
+        return tq.kv_batch_put(**where, fields=fields)
 
     def _record(self, assignment: Assignment, turns: Turns, metrics: dict[str, Any], where: Mapping[str, Any]) -> None:
         """Add the metrics of credit, and write the step file."""
-        from creditflow.credit.analysis.metrics import credit_metrics
-        from creditflow.monitoring import error_metrics, rollout_metrics, sub_reward_metrics
+        from creditflow.engines.common.metrics import step_metrics
 
-        batch = assignment.batch
-        for measure in (rollout_metrics, sub_reward_metrics, error_metrics):
-            metrics.update(measure(batch))
-        metrics.update(credit_metrics(assignment) | self.credit.threshold.metrics())
-        if self.credit.settings.folder is None:
-            return
-        self._folder = self._folder or run_folder(Path(self.credit.settings.folder), self.config, self.global_steps)
-        self._folder.write_steps(self.global_steps, self._with_texts(turns, where), assignment)
-        numbers = {key: float(value) for key, value in metrics.items() if isinstance(value, int | float | np.number)}
-        self._folder.append_metrics(self.global_steps, numbers)
+        metrics.update(step_metrics(assignment.batch, None, assignment, self.credit.threshold))
+        if self._folder is not None:
+            self._folder.write_steps(self.global_steps, self._recorded(turns, where), assignment)
+            numbers = {
+                key: float(value) for key, value in metrics.items() if isinstance(value, int | float | np.number)
+            }
+            self._folder.append_metrics(self.global_steps, numbers)
 
-    def _with_texts(self, turns: Turns, where: Mapping[str, Any]) -> TrajectoryBatch:
-        """The batch with texts, and ids that are unique in the run. The prompt of a turn has all before it."""
+    def _recorded(self, turns: Turns, where: Mapping[str, Any]) -> TrajectoryBatch:
+        """The batch with texts and tokens, and ids that are unique in the run. A prompt has all before its turn."""
         import transfer_queue as tq
 
-        data = tq.kv_batch_get(**where, select_fields=["prompts", "responses"])
-        prompts, responses = (data[name].unbind() for name in ("prompts", "responses"))
-        batch, (row_T, column_T) = turns.batch, turns.place_T
-        texts: list[tuple[str, str]] = []
-        for begin, end in pairwise(batch.token_offsets.tolist()):
-            row, first, last = int(row_T[begin]), int(column_T[begin]), int(column_T[end - 1])
-            before = [*prompts[row].tolist(), *responses[row][:first].tolist()]
-            said = responses[row][first : last + 1].tolist()
-            texts.append((self.tokenizer.decode(before), self.tokenizer.decode(said, skip_special_tokens=True)))
+        log_probs = (
+            "rollout_log_probs" if self.config.actor_rollout_ref.rollout.calculate_log_probs else "old_log_probs"
+        )
+        data = tq.kv_batch_get(**where, select_fields=["prompts", "responses", log_probs])
+        batch, (row_T, column_T) = turns.batch, turns.token_T
+        prompts: list[str] = []
+        responses: list[str] = []
+        row, text, end = -1, "", 0
+        for first, last in pairwise(batch.token_offsets.tolist()):
+            if row_T[first] != row:
+                row, end = int(row_T[first]), 0
+                response = data["responses"][row].tolist()
+                text = self.tokenizer.decode(data["prompts"][row].tolist())
+            begin = int(column_T[first])
+            prompts.append(text + self.tokenizer.decode(response[end:begin]))
+            end = int(column_T[last - 1]) + 1
+            responses.append(self.tokenizer.decode(response[begin:end], skip_special_tokens=True))
+            text = prompts[-1] + self.tokenizer.decode(response[begin:end])
         trajectory_ids = tuple(f"{self.global_steps:06d}-{n}" for n in range(batch.n_trajectories))
         places = zip(batch.trajectory_of_step.tolist(), batch.index_of_step.tolist(), strict=True)
         return replace(
             batch,
             trajectory_ids=trajectory_ids,
             step_ids=tuple(f"{trajectory_ids[n]}/{i}" for n, i in places),
-            prompts=tuple(prompt for prompt, _ in texts),
-            responses=tuple(response for _, response in texts),
+            prompts=tuple(prompts),
+            responses=tuple(responses),
+            response_ids=data["responses"].to_padded_tensor(0).int().numpy()[turns.token_T],
+            logprobs=data[log_probs].to_padded_tensor(0).double().numpy()[turns.token_T],
         )
 
 
-def _row_of_fields(key: str, outcome: float, fields: Any) -> Row:
-    """The row of a key `uid_session_index`, with the `extra_fields` that its agent loop returned."""
-    extra = getattr(fields, "data", fields) or {}
-    uid, session, index = key.rsplit("_", 2)
-    scores = extra.get("score")
-    scores = () if scores is None else scores if isinstance(scores, Sequence) else (scores,)
-    return Row(uid, int(session), int(index), outcome, str(extra.get("agent", "agent")), scores, extra.get("parents"))
-
-
 def run_folder(path: Path, config: Any, step: int) -> RunFolder:
-    """The folder of a new run, or of one that goes on with training step `step`."""
+    """The folder of a new run, or of one that goes on after training step `step`."""
     from omegaconf import OmegaConf
 
     from creditflow.config import recipe_of_dict
     from creditflow.engines.common.run import run_facts
     from creditflow.runs import RunFolder
 
-    keys = {key: value for key, value in _section(config.algorithm).items() if key not in Settings.__slots__}
-    recipe = recipe_of_dict({"algorithm": keys}, str(config.trainer.experiment_name), path)
+    recipe = recipe_of_dict({"algorithm": _options(config.algorithm)[0]}, str(config.trainer.experiment_name), path)
     if (path / "run.json").exists():
-        if step == 1 or (path / "config.yaml").read_text() != recipe.to_yaml():
-            why = "that a run which begins anew would remove" if step == 1 else "of a run with other options"
+        if step == 0 or (path / "config.yaml").read_text() != recipe.to_yaml():
+            why = "that a run which begins anew would remove" if step == 0 else "of a run with other options"
             raise ConfigError(f"{KEY}.folder: {path} has steps {why}; name another folder")
         folder = RunFolder.open(path)
-        folder.rewind(step - 1)
+        folder.rewind(step)
         return folder
     facts = run_facts(recipe, "verl's own program", ("torch", "verl"), verl=OmegaConf.to_container(config))
     return RunFolder.create(path, facts, recipe.to_yaml())
 
 
 class _AfterImport:
-    """A finder, first in `sys.meta_path`, that calls a function when a module has been imported."""
+    """A finder, first in `sys.meta_path`, that calls the function of a module when it has been imported."""
 
-    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
-        self.name, self.then, self.searching = name, then, False
+    def __init__(self, functions: Mapping[str, Callable[[ModuleType], None]]) -> None:
+        self.functions = functions
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name != self.name or self.searching:
+        if name not in self.functions:
             return None
-        self.searching = True
-        spec = find_spec(name)
-        self.searching = False
+        others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next(filter(None, others), None)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def execute_and_call(module: ModuleType) -> None:
                 execute(module)
-                self.then(module)
-                sys.meta_path.remove(self)
+                self.functions[name](module)
 
             spec.loader.exec_module = execute_and_call  # type: ignore[method-assign]
         return spec
@@ -446,11 +460,11 @@ def _add_modes(trainers: Any) -> None:
 
 
 def _register() -> None:
-    for name, add in {"verl.trainer.ppo.core_algos": _add_estimator, "verl.trainer.ppo.v1": _add_modes}.items():
+    functions = {"verl.trainer.ppo.core_algos": _add_estimator, "verl.trainer.ppo.v1": _add_modes}
+    sys.meta_path.insert(0, _AfterImport(functions))
+    for name, function in functions.items():
         if name in sys.modules:
-            add(sys.modules[name])
-        else:
-            sys.meta_path.insert(0, _AfterImport(name, add))
+            function(sys.modules[name])
 
 
 _register()
