@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from creditflow.errors import ScoreRangeError
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
-TokenIds = NDArray[np.int32]
+# Arrays by their class: from NumPy 2.5 on, `NDArray` hides it behind an alias on Python 3.12 and later.
+Floats = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
+Ints = np.ndarray[tuple[Any, ...], np.dtype[np.int64]]
+Bools = np.ndarray[tuple[Any, ...], np.dtype[np.bool_]]
+TokenIds = np.ndarray[tuple[Any, ...], np.dtype[np.int32]]
 Message = dict[str, Any]
 """One chat message: `{"role": ..., "content": ...}`."""
 
