@@ -73,7 +73,8 @@ Difference = tuple[Step, str]
 """The first recorded step that a branch does not repeat, and what differs."""
 
 _TURNS = 5
-"""Turns of the event loop after a response, in which the recorder records its step."""
+"""Turns of the event loop before a recorded response, in which calls made together with this one begin, and after it,
+in which the recorder records its step."""
 
 _CALLS_AFTER_REFUSAL = 100
 """Calls that get the refusal as an error. A workflow that goes on is cancelled: it would block the event loop."""
@@ -116,6 +117,11 @@ def in_order_of_calls(steps: Sequence[Step]) -> list[Step]:
         for place, step in zip(of_agent, numbered, strict=True):
             ordered[place] = step
     return ordered
+
+
+async def _turns() -> None:
+    for _ in range(_TURNS):
+        await asyncio.sleep(0)
 
 
 def _short(value: object) -> str:
@@ -209,6 +215,7 @@ class _KeptResponses:
         if waiting := self._kept.get((agent, prompt)):
             slot = (turn := waiting.popleft())[0]
             if slot.index < self._at:
+                await _turns()
                 await self._wait_for_turn(slot)
                 if turn[2] == len(slot.response_ids):
                     self._give()
@@ -274,8 +281,7 @@ class _KeptResponses:
 
         async def next_one() -> None:
             try:
-                for _ in range(_TURNS):
-                    await asyncio.sleep(0)
+                await _turns()
                 async with self._changed:
                     if self._left:
                         self._left.popleft()
