@@ -366,6 +366,7 @@ import os, pytest
 os.environ.update(PYTEST_ADDOPTS="", PYTEST_PLUGINS="", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
 open("test_solution.py", "w", encoding="utf-8").write({source!r})
 class Unfinished(set):
+    __hash__ = object.__hash__  # pytest up to 9.0 keeps plug-ins in a set
     def pytest_exception_interact(self, node, call):
         self.reason = node.name + ": " + call.excinfo.exconly(tryshort=True)
     def pytest_collection_finish(self, session):
