@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import pydantic
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -30,7 +31,10 @@ def test_schema_file_is_current():
     """`creditflow schema > docs/schema.json` writes it."""
     assert json.loads(creditflow("schema").stdout) == SCHEMA
     Draft202012Validator.check_schema(SCHEMA)
-    assert json.loads(FILE.read_text()) == SCHEMA
+    stored = json.loads(FILE.read_text())
+    if pydantic.VERSION < "2.13":  # it leaves out the docstrings of dataclasses
+        del stored["$defs"]["RewardFunctionConfig"]["description"]
+    assert stored == SCHEMA
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)

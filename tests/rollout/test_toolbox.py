@@ -14,6 +14,7 @@ from creditflow.engines.common.components import build_components
 from creditflow.errors import ConfigError
 from creditflow.rollout.toolbox import calculator, load_tools
 from tests.paths import RECIPES, ROOT
+from tests.sandbox import boxes
 
 
 def tool(entry, base: Path = Path(), offered=None):
@@ -82,6 +83,7 @@ def test_calculator_bounds_any_expression(expression):
 
 
 def test_python_runs_in_the_sandbox_and_returns_its_output():
+    boxes.bubblewrap()
     python = tool("python", offered={"sandbox": {"wall_s": 5.0}})
     assert said(python, code="print(6 * 7)") == "42\n"
     assert "ZeroDivisionError" in said(python, code="print('first')\n1 / 0")
