@@ -4,13 +4,11 @@ import pickle
 import random
 import re
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import date
 from email.utils import formatdate
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -20,14 +18,12 @@ from creditflow._utils.install import install_command
 from creditflow.data import Score, Task, Trajectory
 from creditflow.errors import ConfigError
 from creditflow.rewards.builtin.judge import Judge, JudgeOutcome, verdict
-from creditflow.rewards.builtin.judge.clients import ModelJudge
 from creditflow.rewards.builtin.judge.prompt import Prompt, mark_of
 from creditflow.rewards.builtin.judge.verdict import WINNER, Choices, JudgeScale, VerdictError
 from creditflow.rollout import endpoint
 from tests.builders import Replies, examples, make_trajectory, step
 from tests.rewards import trajectories
 from tests.rewards.judge_server import Answer, Answers, JudgeServer, Request
-from tests.rewards.processes import HANG_S
 from tests.rewards.trajectories import load
 
 TEN = JudgeScale(1, 10)
@@ -597,7 +593,7 @@ def test_missing_package_is_named_at_load(monkeypatch):
 @pytest.mark.parametrize(
     ("args", "why"),
     [
-        ({"endpoint": None}, "expected one of endpoint, path, policy, got none"),
+        ({"endpoint": None}, "expected one of endpoint, policy, got none"),
         ({"policy": "p"}, "got endpoint and policy"),
         ({"endpoint": "127.0.0.1:8000"}, "endpoint: expected an address"),
         ({"endpoint": "http://host:99999/v1"}, "endpoint: expected an address"),
@@ -756,88 +752,7 @@ def test_policy_that_cannot_judge_fails_with_the_reason():
         connected(Policy(), policy="critik")
 
 
-@pytest.fixture(scope="module")
-def always_says(tmp_path_factory):
-    """Make a Llama with one fixed reply to any prompt: each token leads to its successor alone."""
-    import torch
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
-
-    from creditflow.engines.models.tiny import tiny_byte_model
-
-    def make(text: str) -> Path:
-        folder = tmp_path_factory.mktemp("model")
-        tokenizer = AutoTokenizer.from_pretrained(tiny_byte_model())
-        tokenizer.add_tokens([text])
-        said, ask, end = (tokenizer.convert_tokens_to_ids(one) for one in (text, "<|assistant|>", "<|end|>"))
-        size = -(-len(tokenizer) // 4) * 4
-        config = LlamaConfig(
-            vocab_size=len(tokenizer), hidden_size=size, intermediate_size=8, num_hidden_layers=1,
-            num_attention_heads=4, max_position_embeddings=4096, tie_word_embeddings=False,
-            bos_token_id=None, eos_token_id=end, pad_token_id=end,
-        )  # fmt: skip
-        model = LlamaForCausalLM(config)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.zero_()
-            model.model.norm.weight.fill_(1.0)
-            model.model.embed_tokens.weight.copy_(torch.eye(size)[: len(tokenizer)])
-            model.lm_head.weight[said, ask] = 1.0
-            model.lm_head.weight[end, said] = 1.0
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        return folder
-
-    return make
-
-
-def test_local_model_judges(always_says):
-    folder = always_says("All of it holds.\nScore: 7")
-    judge = Judge(path=str(folder), rubric="R", max_tokens=40)
-    several = [
-        a_trajectory("short", name="a"),
-        a_trajectory("a good deal longer than the other " * 10, name="b"),
-        a_trajectory("<|end|>x"),
-    ]
-    assert judge.inline
-    assert judge_all(judge, several) == [Score(6 / 9, reason="All of it holds.")] * 3
-    metrics = judge.metrics()
-    assert (metrics["requests"], metrics["completion_tokens"]) == (3, 6)  # the text is one token, its end another
-    other = Judge(path=str(folder), rubric="S", max_tokens=40)
-    assert judged(other).value == 6 / 9
-    assert judge.client.model is other.client.model  # loaded once
-
-
-def test_load_goes_on_after_its_first_call_is_cancelled():
-    may_load, loads = threading.Event(), []
-
-    def load():
-        loads.append(may_load.wait(HANG_S))
-        return Policy("Score: 10")
-
-    async def two_calls():
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(client.ask([{"role": "user", "content": "x"}]), 0.05)
-        may_load.set()
-        return await client.ask([{"role": "user", "content": "x"}])
-
-    client = ModelJudge("m", load, max_tokens=9, temperature=0.0, seed=0, max_concurrency=1)
-    assert asyncio.run(two_calls()) == "Score: 10"
-    assert loads == [True]
-
-
-@pytest.mark.parametrize(
-    ("args", "why"),
-    [
-        ({}, "no config.json"),
-        ({"temperature": 0.5}, "answers greedily"),
-        ({"model": "m"}, "model: only an endpoint has one"),
-        ({"prices": {"prompt": 1, "completion": 1}}, "prices: only an endpoint has one"),
-    ],
-)
-def test_local_judge_is_checked_without_loading(args, why, tmp_path):
-    with pytest.raises(ValueError, match=why):
-        Judge(path=str(tmp_path), rubric="R", **args)
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "pytorch_model.bin").touch()  # it may run code
-    with pytest.raises(ValueError, match="no weights as safetensors"):
-        Judge(path=str(tmp_path), rubric="R")
+@pytest.mark.parametrize("args", [{"model": "m"}, {"prices": {"prompt": 1, "completion": 1}}])
+def test_policy_has_no_options_of_an_endpoint(args):
+    with pytest.raises(ValueError, match=f"{next(iter(args))}: only an endpoint has one"):
+        Judge(policy="critic", rubric="R", **args)

@@ -1,4 +1,4 @@
-"""Clients that send a question to a judge: an OpenAI-compatible endpoint over HTTP, or a model in this process.
+"""Clients that send a question to a judge: an OpenAI-compatible endpoint over HTTP, or a policy of the run.
 
 `rollout.endpoint` implements the requests to an endpoint.
 """
@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -61,7 +61,7 @@ def _reply(answer: Any) -> str:
     return text
 
 
-# ---- models of this process
+# ---- policies of the run
 
 
 _SCHEDULERS: dict[tuple[asyncio.AbstractEventLoop, int], Scheduler] = {}
@@ -71,19 +71,17 @@ _JUDGE = "judge"
 
 @dataclass
 class ModelJudge:
-    """A model in this process: a policy of the run, or a model from a folder."""
+    """A policy of the run."""
 
     name: str
-    load: Callable[[], ModelClient] | None
-    """Loads the model at the first call; None: `model` is set before."""
     max_tokens: int
     temperature: float
     seed: int
     max_concurrency: int
     """Maximum number of questions in one batch; judges that share a model use the smallest of their limits."""
     model: ModelClient | None = None
+    """Set before the first call."""
     counts: EndpointUsage = field(default_factory=EndpointUsage)
-    _loading: asyncio.Task[ModelClient] | None = field(default=None, repr=False)
 
     def identity(self) -> str:
         """Name and version of the model, and its sampling parameters."""
@@ -92,14 +90,8 @@ class ModelJudge:
 
     async def ask(self, messages: Sequence[Message]) -> str:
         """Generate the reply, in one batch with all other waiting questions. Raises JudgeError without one."""
-        if self.model is None:
-            if self.load is None:
-                raise JudgeError(f"policy {self.name}: the run handed over no policies")
-            if self._loading is None or self._loading.cancelled() or self._loading.get_loop().is_closed():
-                self._loading = asyncio.create_task(asyncio.to_thread(self.load))
-            # A call that runs out of time must not end the load, which other calls wait for.
-            self.model = await asyncio.shield(self._loading)
-        client = self.model
+        if (client := self.model) is None:
+            raise JudgeError(f"policy {self.name}: the run handed over no policies")
         _, prompt_ids = client.encode(messages)
         if len(prompt_ids) + self.max_tokens > client.max_positions:
             raise JudgeError(

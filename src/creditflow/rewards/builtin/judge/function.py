@@ -1,12 +1,11 @@
 """The reward functions `judge` and `judge_outcome`: they send a text to a judge and return a score.
 
-Connections and models are made at the first call.
+Connections are opened at the first call.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
@@ -28,7 +27,6 @@ from creditflow.rewards.support.arguments import (
     WholeAbove0,
     check_arguments,
 )
-from creditflow.rewards.support.local_model import LocalModel, load_model, model_folder
 from creditflow.rewards.support.text import is_missing
 from creditflow.rollout import endpoint as endpoints
 from creditflow.rollout.client import ModelClient
@@ -45,7 +43,6 @@ class Judge:
     The judge is one of
     `endpoint`: the address of an OpenAI-compatible server (`http://host:8000/v1`), with `model`, and `api_key_env`: the
     name of an environment variable, never the key itself (without it, the key `none` is sent);
-    `path`: a Hugging Face folder (safetensors), loaded on `device` of this process at the first call;
     `policy`: the name of a policy of the run, used with its current weights.
 
     The question:
@@ -59,7 +56,7 @@ class Judge:
     `format`: `line` (a last line `Score: N`; `Winner: A`) or `json` ({"score": N, "reason": ...}).
 
     Requests: `max_tokens` of the reply; `temperature`; `seed` (null: no seed is sent); `max_concurrency`: requests at a
-    time, or batch size of a model in this process (judges that share a model use the smallest). For an endpoint:
+    time, or batch size of a policy (judges that share it use the smallest). For an endpoint:
     `request_timeout` per try; `retries` with `backoff` seconds and jitter; `give_up_after` seconds (no try begins
     later; with `request_timeout` it should stay below the entry's `timeout`, so that the reason given is the judge's);
     `request`: other fields of the request (null removes one: {max_tokens: null, max_completion_tokens: 800}); `prices`:
@@ -71,7 +68,6 @@ class Judge:
     does not answer in time is `timeout`. Source: Zheng et al., Judging LLM-as-a-Judge, arXiv 2306.05685.
     """
 
-    file_arguments = ("path",)
     text_arguments = ("rubric", "template")
     connect: Callable[[Mapping[str, ModelClient]], None]
     """Receives the run's policies; present only if the judge is a policy of the run. Raises ValueError if the run has
@@ -84,8 +80,6 @@ class Judge:
         endpoint: str | None = None,
         model: str | None = None,
         api_key_env: str | None = None,
-        path: str | None = None,
-        device: str = "auto",
         policy: OptionalName = None,
         rubric: str | None = None,
         template: str | None = None,
@@ -107,7 +101,7 @@ class Judge:
         prices: Mapping[str, AtLeast0] | None = None,
     ) -> None:
         endpoints.refuse_secrets(locals())
-        arguments.one_of(endpoint=endpoint, path=path, policy=policy)
+        arguments.one_of(endpoint=endpoint, policy=policy)
         arguments.one_of(scale=scale, choices=choices, pairwise=pairwise, needed=False)
         check_arguments(Judge.__init__, locals())
         if prices is not None and set(prices) != {"prompt", "completion"}:
@@ -151,17 +145,8 @@ class Judge:
         for name, value in (("model", model), ("api_key_env", api_key_env), ("prices", prices), ("request", request)):
             if value is not None:
                 raise ValueError(f"{name}: only an endpoint has one")
-        load = None
-        if policy is not None:
-            self.connect = self._connect
-        if path is not None:
-            if temperature:
-                raise ValueError("temperature: a judge from a folder answers greedily, so it must be 0")
-            folder = model_folder(path, "path")
-            if not any(folder.glob("*.safetensors")):
-                raise ValueError(f"path: {path} has no weights as safetensors; other formats may run code when read")
-            load = functools.partial(load_model, folder, "causal", LocalModel, device)
-        self.client = ModelJudge(path or str(policy), load, max_tokens, temperature, seed or 0, max_concurrency)
+        self.connect = self._connect
+        self.client = ModelJudge(str(policy), max_tokens, temperature, seed or 0, max_concurrency)
 
     def _connect(self, clients: Mapping[str, ModelClient]) -> None:
         assert self.policy is not None
