@@ -34,7 +34,7 @@ from benchmarks.sources import TRAINING, hashes
 from creditflow._utils.files import write_whole
 from creditflow._utils.progress import Reporter
 from creditflow.engines.common.checkpoints import saved_steps
-from creditflow.monitoring import Evaluation
+from creditflow.monitoring.evaluation import Evaluation
 from creditflow.reports.comparison_plot import draw_comparison
 from creditflow.reports.tables import (
     comparison_table,

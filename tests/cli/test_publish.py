@@ -10,7 +10,7 @@ from huggingface_hub import ModelCard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from creditflow.monitoring import Evaluation
+from creditflow.monitoring.evaluation import Evaluation
 from creditflow.reports.model_card import PublishedPolicy, model_card
 from creditflow.runs import Ledger
 from tests.cli.commands import creditflow, refused, toy_run

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from creditflow.engines.local import actor
 from creditflow.errors import ConfigError
-from creditflow.monitoring import GuardStop
+from creditflow.monitoring.guard import GuardStop
 from creditflow.runs import RunFolder
 from creditflow.runs.run_folder import read_events, read_metrics
 from tests.builders import mostly_slow

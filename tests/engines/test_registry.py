@@ -18,7 +18,7 @@ from creditflow.cli import app
 from creditflow.engines.base import CheckResult, Engine
 from creditflow.engines.common.components import build_components
 from creditflow.engines.common.run import FINISHED, create_folder, run_facts, run_path
-from creditflow.monitoring import Evaluation
+from creditflow.monitoring.evaluation import Evaluation
 
 
 def echo(components, tasks, n, key):

@@ -8,7 +8,7 @@ from tests.paths import TOY
 
 RULE = """
 from creditflow.errors import ConfigError
-from creditflow.monitoring import RuleResult, guard_rule
+from creditflow.monitoring.guard_rules.base import RuleResult, guard_rule
 
 @guard_rule("parity")
 class Parity:

@@ -298,7 +298,7 @@ def test_rule_with_a_changed_kind_ignores_its_old_state() -> None:
 
 def test_rules_can_be_changed_removed_and_added(tmp_path):
     (tmp_path / "own.py").write_text(
-        "from creditflow.monitoring import RuleResult\n"
+        "from creditflow.monitoring.guard_rules.base import RuleResult\n"
         "class Even:\n"
         "    def __init__(self, of=2): self.of = of\n"
         "    def look(self, value, over): return RuleResult(value % self.of == 0, False, {'value': value})\n"

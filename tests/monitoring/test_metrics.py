@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from creditflow.data import Score
 from creditflow.data.table import batch_of as batch_of_table
 from creditflow.data.table import table_of
-from creditflow.monitoring import (
-    Evaluation,
+from creditflow.monitoring.evaluation import Evaluation
+from creditflow.monitoring.metrics import (
     error_metrics,
     evaluation_metrics,
     passes,

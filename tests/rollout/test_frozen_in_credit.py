@@ -9,7 +9,7 @@ from creditflow.credit.analysis.metrics import credit_metrics
 from creditflow.credit.groups import LEVELS
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES
 from creditflow.data import TrajectoryBatch
-from creditflow.monitoring import rollout_metrics
+from creditflow.monitoring.metrics import rollout_metrics
 from tests.builders import batch_of, credit_options, make_trajectory, step
 
 FROZEN = {"policy": "far", "tokens": 0}

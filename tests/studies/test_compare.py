@@ -20,8 +20,7 @@ from rich.console import Console
 from creditflow._utils.progress import Reporter
 from creditflow.config import load_recipe
 from creditflow.errors import ConfigError, DataError
-from creditflow.monitoring import Evaluation
-from creditflow.monitoring.evaluation import Example, ExampleStep
+from creditflow.monitoring.evaluation import Evaluation, Example, ExampleStep
 from creditflow.reports.tables import (
     comparison_table,
     comparison_title,

@@ -16,7 +16,7 @@ from creditflow._utils.files import alone_in, make_folder, write_whole
 from creditflow._utils.progress import Reporter
 from creditflow.cli._options import EngineName, Overrides, Recipe, comma_separated
 from creditflow.errors import ConfigError, CreditflowError, InputError
-from creditflow.monitoring import Evaluation
+from creditflow.monitoring.evaluation import Evaluation
 from creditflow.reports.tables import (
     comparison_table,
     comparison_title,

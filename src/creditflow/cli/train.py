@@ -11,7 +11,7 @@ from typer.core import TyperCommand
 from creditflow._utils.progress import Reporter
 from creditflow.cli._options import EngineName, Overrides, Recipe, credit_lines
 from creditflow.errors import ConfigError
-from creditflow.monitoring import Evaluation
+from creditflow.monitoring.evaluation import Evaluation
 from creditflow.monitoring.notices import failure_summary, idle_gate_summary, rollout_summary
 from creditflow.reports.tables import evaluation_table, results_console, show
 from creditflow.runs.run_folder import read_metrics

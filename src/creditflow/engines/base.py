@@ -20,7 +20,7 @@ from creditflow.engines.common.components import Components
 from creditflow.engines.common.rollouts import total_steps
 from creditflow.engines.models.folders import model_folder
 from creditflow.errors import ConfigError
-from creditflow.monitoring import Evaluation
+from creditflow.monitoring.evaluation import Evaluation
 from creditflow.monitoring.trackers.base import MakeReport
 from creditflow.registry import Registry
 from creditflow.rewards import ScoringReport

@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from creditflow.credit.analysis.difference import CreditChange
-from creditflow.monitoring import Evaluation
-from creditflow.monitoring.evaluation import Example
+from creditflow.monitoring.evaluation import Evaluation, Example
 from creditflow.reports.text import aligned, counted, number, plain
 from creditflow.studies.comparison.results import METRICS, ArmDifference, ArmResult, spread
 from creditflow.studies.intervals import COVERAGE, LEAST_SEEDS, Difference

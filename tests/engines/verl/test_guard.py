@@ -8,13 +8,13 @@ import pytest
 pytest.importorskip("verl_cpu")
 
 from creditflow.engines.verl.options import MODES
-from creditflow.monitoring import GuardStop
+from creditflow.monitoring.guard import GuardStop
 from creditflow.runs.run_folder import read_events
 from tests.engines.verl.runs import Run, mode_options, run
 from tests.paths import TOY
 
 RULE = """
-from creditflow.monitoring import RuleResult
+from creditflow.monitoring.guard_rules.base import RuleResult
 
 
 class Third:

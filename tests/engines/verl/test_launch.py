@@ -19,8 +19,7 @@ from creditflow.config import load_recipe
 from creditflow.engines.verl.launch import NewLines, launch, total_steps
 from creditflow.engines.verl.recipe import read_run_handle
 from creditflow.errors import ConfigError, CreditflowError, InputError, says_disk_full
-from creditflow.monitoring import GuardEvent
-from creditflow.monitoring.guard import RESTORE, GuardAction
+from creditflow.monitoring.guard import RESTORE, GuardAction, GuardEvent
 from creditflow.monitoring.trackers.base import TRACKERS, tracker
 from creditflow.runs import RunFolder
 from creditflow.runs.run_folder import read_metrics

@@ -9,9 +9,16 @@ from typing import Any
 from creditflow.config import Config, default_rules, policies_in_use
 from creditflow.credit import Threshold
 from creditflow.credit.history import History
-from creditflow.monitoring import Guard, GuardEvent, GuardStop
 from creditflow.monitoring.catalog import Names, described
-from creditflow.monitoring.guard import RESTORE, cannot_go_back, engine_action, stop_report
+from creditflow.monitoring.guard import (
+    RESTORE,
+    Guard,
+    GuardEvent,
+    GuardStop,
+    cannot_go_back,
+    engine_action,
+    stop_report,
+)
 from creditflow.rewards import RewardFunction
 from creditflow.runs import RunFolder
 

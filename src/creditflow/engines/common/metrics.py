@@ -14,7 +14,8 @@ from creditflow.credit.analysis.linter import idle_gate
 from creditflow.credit.analysis.metrics import credit_metrics
 from creditflow.data import TrajectoryBatch
 from creditflow.engines.common.components import Components
-from creditflow.monitoring import Evaluation, error_metrics, rollout_metrics, sub_reward_metrics
+from creditflow.monitoring.evaluation import Evaluation
+from creditflow.monitoring.metrics import error_metrics, rollout_metrics, sub_reward_metrics
 from creditflow.monitoring.notices import truncations
 from creditflow.rewards import ScoringReport
 from creditflow.runs import Ledger

@@ -19,7 +19,7 @@ from creditflow.engines.local.run import NAME
 from creditflow.engines.local.trainer import train, validate
 from creditflow.engines.models.folders import model_folder
 from creditflow.errors import ConfigError
-from creditflow.monitoring import Evaluation
+from creditflow.monitoring.evaluation import Evaluation
 from creditflow.monitoring.trackers.base import MakeReport
 from creditflow.monitoring.tracking import expect_installed
 from creditflow.rewards import ScoringReport

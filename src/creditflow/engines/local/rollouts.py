@@ -21,7 +21,7 @@ from creditflow.engines.common.rollouts import expect_few_failed_rollouts
 from creditflow.engines.local.actor import fill_reference_logprobs
 from creditflow.engines.local.policy_set import PolicySet
 from creditflow.errors import CreditflowError, TooManyFailedScores
-from creditflow.monitoring import evaluation_metrics
+from creditflow.monitoring.metrics import evaluation_metrics
 from creditflow.rewards import ScoringReport
 from creditflow.rollout import ChatClient, ModelClient, Rollout, Scheduler, run_rollouts
 

@@ -34,7 +34,7 @@ from creditflow.engines.common.tracked import FolderTrackers
 from creditflow.engines.local import checkpoint
 from creditflow.engines.local.policy_set import PolicySet
 from creditflow.errors import ConfigError
-from creditflow.monitoring import Guard, GuardEvent, GuardStop
+from creditflow.monitoring.guard import Guard, GuardEvent, GuardStop
 from creditflow.runs import RunFolder
 from creditflow.runs.run_folder import rollbacks
 

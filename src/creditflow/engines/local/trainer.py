@@ -36,8 +36,8 @@ from creditflow.engines.local.rollouts import (
 )
 from creditflow.engines.local.run import NAME, RunState, apply_guard_action, begin, expect_resumable
 from creditflow.errors import ConfigError, CreditflowError, TooManyFailedScores
-from creditflow.monitoring import Evaluation, GuardEvent
-from creditflow.monitoring.guard import STOP
+from creditflow.monitoring.evaluation import Evaluation
+from creditflow.monitoring.guard import STOP, GuardEvent
 from creditflow.monitoring.notices import failed_rollouts, failure_events, rollout_events, tied_events
 from creditflow.monitoring.trackers.base import MakeReport
 from creditflow.monitoring.tracking import expect_installed

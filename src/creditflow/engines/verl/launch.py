@@ -52,8 +52,7 @@ from creditflow.engines.verl.overridden import expect_verl
 from creditflow.engines.verl.policies import rollout_devices
 from creditflow.engines.verl.recipe import KEY, LATEST, NAME, STATE, TRAINER_PREFIX, read_run_handle, recipe_section
 from creditflow.errors import ConfigError, CreditflowError, first_line, says_disk_full
-from creditflow.monitoring import GuardEvent
-from creditflow.monitoring.guard import GuardAction
+from creditflow.monitoring.guard import GuardAction, GuardEvent
 from creditflow.monitoring.trackers.base import MakeReport
 from creditflow.monitoring.tracking import expect_installed
 from creditflow.rewards.builtin.judge import Judge

@@ -20,7 +20,7 @@ from creditflow.data import TRAJECTORY_STATUSES, Ints, Trajectory, TrajectoryBat
 from creditflow.data.table import batch_of, join, pack, read_part
 from creditflow.engines.common.rollouts import expect_few_failed_rollouts
 from creditflow.errors import ConfigError, InputError, first_line
-from creditflow.monitoring import evaluation_metrics
+from creditflow.monitoring.metrics import evaluation_metrics
 from creditflow.rewards import ScoringReport
 from creditflow.rollout import Rollout
 

@@ -53,7 +53,7 @@ from creditflow.engines.verl.recipe import NAME, STATE, TRAINER_PREFIX, read_run
 from creditflow.engines.verl.rollouts import RolloutRecords, expect_no_mistake, partition, record_tags, take
 from creditflow.engines.verl.rows import VerlRows, concatenate_rows, delete_rows, delete_unfinished, select
 from creditflow.errors import ConfigError, CreditflowError, TooManyFailedScores, first_line
-from creditflow.monitoring import Evaluation
+from creditflow.monitoring.evaluation import Evaluation
 from creditflow.monitoring.guard import GuardAction
 from creditflow.monitoring.memory import forget_peak, peak_gib
 from creditflow.monitoring.notices import failure_events, rollout_events

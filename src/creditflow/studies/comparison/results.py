@@ -12,7 +12,7 @@ import numpy as np
 
 from creditflow._utils.files import json_ready
 from creditflow.credit.records import compared_rules
-from creditflow.monitoring import Evaluation
+from creditflow.monitoring.evaluation import Evaluation
 from creditflow.runs.run_folder import read_metrics
 from creditflow.studies.intervals import Difference, paired_difference
 
