@@ -14,6 +14,7 @@ from creditflow.credit import assign
 from creditflow.credit.analysis.difference import moved
 from creditflow.reports.overview import different
 from creditflow.reports.overview import settings as settings_of
+from creditflow.reports.run_report import indexed
 from creditflow.runs import Ledger, RunFolder
 from creditflow.runs.run_folder import read_metrics
 from creditflow.studies.reassignment import reassigned
@@ -29,7 +30,8 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
 
 
 def different_settings(*folders: Path) -> dict[str, list]:
-    return different([settings_of(Ledger.open(folder)) for folder in folders])
+    ledgers = map(Ledger.open, folders)
+    return different([settings_of(ledger, indexed(ledger)) for ledger in ledgers])
 
 
 def rows(text: str, title: str) -> dict[str, list[str]]:
@@ -137,7 +139,7 @@ def test_recredited_run_is_read_by_why_and_report(ledger: Ledger) -> None:
     assert twice.exit_code == 0, twice.output
     assert Ledger.open(folder.parent / "twice").run["changed"] == {"propagation": {"w_o": 0.5, "w_r": 2}, "gamma": 0.5}
     assert creditflow("report", ledger.path, folder, "-o", folder.parent / "r.html").exit_code == 0
-    assert different_settings(ledger.path, folder) == {"algorithm.propagation.w_o": [None, 0.5]}
+    assert different_settings(ledger.path, folder) == {"algorithm.propagation.w_o": [1.0, 0.5]}
     again = refused("recredit", ledger.path, "algorithm.propagation.w_o=0.5")
     assert again == f"{folder} holds an assignment already; name another folder with -o"
     (folder.parent / "full").mkdir()

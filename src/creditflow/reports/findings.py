@@ -103,7 +103,7 @@ def tables_of(ledger: Ledger, index: Index) -> Tables:
             SELECT training_step, agent, sum(assigned)::BIGINT AS assigned, sum(trained)::BIGINT AS trained
             FROM sums GROUP BY ALL ORDER BY training_step, agent
         """),
-        settings=settings(ledger),
+        settings=settings(ledger, index),
         examples={row["agent"]: (row["id"], row["step"]) for row in examples},
     )
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from creditflow._utils.files import json_ready
-from creditflow.credit.records import Rule
+from creditflow.credit.records import CreditOptions
 from creditflow.errors import DataError, InputError, did_you_mean, first_line
 from creditflow.runs import Ledger
 from creditflow.runs.sql import TRAINING_STEP, database, source_of
@@ -120,8 +120,8 @@ class Index:
         """Set after the newest training step has been read, and at once for a run without training steps."""
         self.ends = threading.Event()
         """Set to end `refresh` after the files that it is reading."""
-        self.rules: dict[int, Rule] = {}
-        """The rule of each training step with readable credit."""
+        self.options: dict[int, CreditOptions] = {}
+        """The options of each training step with readable credit."""
 
     def close(self) -> None:
         """Close the tables and remove temporary files."""
@@ -150,7 +150,7 @@ class Index:
         for table in ("trajectories", "sums", "parts", "advantages"):
             self._connection.execute(f"DELETE FROM {table} WHERE training_step IN ({listed})")
         self._connection.execute(f"DELETE FROM steps WHERE (number >> 32) IN ({listed})")
-        for kept in (self.taken, self.damaged, self.reasons, self.rules):
+        for kept in (self.taken, self.damaged, self.reasons, self.options):
             for step in steps:
                 kept.pop(step, None)
 
@@ -169,7 +169,7 @@ class Index:
                     # The sums need no rule, so a rule that cannot be read does not leave out the file.
                     try:
                         if (options := options_of(self.ledger.file(step), stored)) is not None:
-                            self.rules[step] = options.propagation
+                            self.options[step] = options
                     except DataError as error:
                         self.reasons[step] = _reason(error, self.ledger.file(step))
                 self.taken |= steps

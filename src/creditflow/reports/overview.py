@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from creditflow.config import leaves
-from creditflow.config.algorithm import FLAT, KEY, rule_options
+from creditflow.config.algorithm import KEY, rule_options
+from creditflow.config.references import spelled_out
 from creditflow.credit.analysis.linter import idle_gate
-from creditflow.credit.records import RULE, UNKNOWN
+from creditflow.credit.records import UNKNOWN, CreditOptions
 from creditflow.errors import DataError
 from creditflow.monitoring.catalog import Metric, Names, described
 from creditflow.monitoring.notices import failure_summary, idle_gate_summary, rollout_summary
@@ -77,7 +78,8 @@ def left_out(ledger: Ledger, index: Index) -> list[str]:
         f"no credit is shown for {files}: {reason}"
         for files, reason in _by_reason({row["n"]: "none was assigned, too many scores failed" for row in unassigned})
     ]
-    for rule in sorted({rule.name for rule in tuple(index.rules.values()) if rule.flow == UNKNOWN}):
+    rules = [options.propagation for options in tuple(index.options.values())]
+    for rule in sorted({rule.name for rule in rules if rule.flow == UNKNOWN}):
         sentences.append(f"graphs draw no credit on their lines: the rule {rule!r} declares no `flow`, which they need")
     sentences += torn_lines(ledger.path)
     if (n_events := len(ledger.events())) > _EVENTS:
@@ -123,22 +125,26 @@ def head(ledger: Ledger, index: Index) -> dict[str, Any]:
 
 
 def _rule(index: Index) -> str | None:
-    """The rule of the first readable training step with all options: those of later ones may be the guard's."""
-    rules = dict(index.rules)  # the live view's reader may add to it
-    return in_yaml(rules[min(rules)].spec()) if rules else None
+    return None if (options := _first_options(index)) is None else in_yaml(options.propagation.spec())
+
+
+def _first_options(index: Index) -> CreditOptions | None:
+    """The options of the first readable training step: those of later ones may be the guard's."""
+    options = dict(index.options)  # the live view's reader may add to it
+    return options[min(options)] if options else None
 
 
 _FACTS = ("recipe", "engine", "seed", "started", "device", "recredited_from", "changed")
 
 
-def settings(ledger: Ledger) -> dict[str, Any]:
-    """The run's configuration by dotted key, with the changes of a recredit."""
-    run = ledger.run
-    config, changed = run.get("config"), run.get("changed")
+def settings(ledger: Ledger, index: Index) -> dict[str, Any]:
+    """The run's configuration by dotted key, with the options that assigned its credit, which a recredit changes."""
+    config = ledger.run.get("config")
     flat = dict(leaves(config)) if isinstance(config, dict) else {}
-    for name, value in _changes(changed, flat) if isinstance(changed, dict) else ():
-        flat = {other: was for other, was in flat.items() if other != name and not other.startswith(f"{name}.")}
-        flat |= dict(leaves({name: value}))
+    if (options := _first_options(index)) is not None:
+        credit = spelled_out(options) | {"propagation": rule_options(options.propagation.spec())}
+        kept = {key: value for key, value in flat.items() if not key.startswith(KEY)}
+        flat = kept | dict(leaves({"algorithm": credit}))
     if _GRANULARITY in flat:  # recipes use another name
         flat["reward.decomp_granularity"] = flat.pop(_GRANULARITY)
     flat.pop("trainer.default_local_dir", None)  # always differs
@@ -148,26 +154,13 @@ def settings(ledger: Ledger) -> dict[str, Any]:
 _GRANULARITY = "algorithm.decomp_granularity"
 
 
-def _changes(changed: Mapping[str, Any], flat: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The changes of a recredit by dotted key. `flat`: the configuration before them."""
-    for key, value in changed.items():
-        if key in FLAT:
-            yield f"{KEY}.{FLAT[key]}", value
-        elif key == "propagation":
-            options = rule_options(value)
-            is_another = options.get(RULE, flat.get(f"{KEY}.{RULE}")) != flat.get(f"{KEY}.{RULE}")
-            yield from [(KEY, options)] if is_another else [(f"{KEY}.{name}", of) for name, of in options.items()]
-        else:
-            yield f"algorithm.{key}", value
-
-
 def comparison(ledgers: Sequence[Ledger], indices: Sequence[Index]) -> dict[str, Any]:
     """Return `{runs: [{name, rule, curves, agents}], settings: {key: values}}`; settings that differ alone."""
     runs = [
         {"name": name, "rule": _rule(index), "curves": curves(ledger), "agents": of_agents(index)}
         for name, ledger, index in zip(names_of(ledgers), ledgers, indices, strict=True)
     ]
-    return {"runs": runs, "settings": different([settings(ledger) for ledger in ledgers])}
+    return {"runs": runs, "settings": different([settings(*run) for run in zip(ledgers, indices, strict=True)])}
 
 
 def names_of(ledgers: Sequence[Ledger]) -> list[str]:
