@@ -43,7 +43,7 @@ def test_repetition_is_the_share_of_distinct_n_grams(text, n, expected):
     assert distinct_share(text, n) == pytest.approx(expected)
 
 
-def test_published_solutions_rarely_repeat_or_contradict():
+def test_published_solutions_rarely_repeat_or_err():
     shares = [distinct_share(row["answer"], 4) for row in ROWS]
     assert min(shares) > 0.75
     assert sum(shares) / len(shares) > 0.9
@@ -65,11 +65,9 @@ def test_published_solutions_overlap_most_with_their_task():
         ("So 48/2 = 24, and 24+48=71.", ["24+48=71"]),
         ("She pays $12 x 3 = $35.", ["12*3=35"]),
         ("(3 + 4) * 2 = 15", ["(3+4)*2=15"]),
-        ("x = 3, so y = 3. Hence x = 4.", ["x = 3 ... x = 4"]),
-        ("n = 5.\nThere are n of them.\nn = 6.", ["n = 5 ... n = 6"]),
     ],
 )
-def test_contradictions_are_found(text, false):
+def test_wrong_calculations_are_found(text, false):
     assert [claim.text for claim in checked_claims(text) if not claim.holds] == false
 
 
@@ -85,18 +83,9 @@ def test_contradictions_are_found(text, false):
         "7/2 = 3 remainder 1",
         "1 + 1 + 1 + 1 + 1 + 1 + 1 + 1 + 1 + 1 + 1 + 1 = 12",  # longer than is read
         "10 mod 3 + 1 = 2",
-        "total = 5\ntotal = 8\ntotal = 12",  # a running total
-        "x = 3. Now x = 4.",
-        "x = 3 or x = 4",
-        "x = 3, x = 4",
-        "x^2 - 7x + 12 = 0. It has x = 3. Also x = 4.",
-        "i = 1. Go on. Next, i = 2.",
-        "f(x) = 3. f(x) = 4. 2x = 3. 3x = 4.",
-        "x = 3. We see it. x = 3.0",
-        "If x = 2 it fails. Let us try x = 3.",
     ],
 )
-def test_honest_work_is_not_a_contradiction(text):
+def test_honest_work_is_not_wrong(text):
     assert [claim.text for claim in checked_claims(text) if not claim.holds] == []
 
 

@@ -1,4 +1,4 @@
-"""The ready-made, cheap measure of coherence: repetition, contradictions, and overlap with the task.
+"""The ready-made, cheap measure of coherence: repetition, wrong calculations, and overlap with the task.
 
 It is lexical: it counts words and numbers, and cannot tell whether a text is true, good, or grammatical. It reads one
 response and its task, nothing else of the trajectory.
@@ -6,15 +6,12 @@ response and its task, nothing else of the trajectory.
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
 
 from creditflow.data import Score, Step, Trajectory
 from creditflow.rewards.registry import builtin, reward
-from creditflow.rewards.support.arithmetic import calculations_in
+from creditflow.rewards.support.arithmetic import Calculation, calculations_in
 from creditflow.rewards.support.text import numbers_in
 
 MAX_CHARACTERS = 20_000
@@ -32,20 +29,15 @@ class Coherence:
     in a loop. It is 1 - seq-rep-n of Welleck et al. (arXiv 1908.04319), and distinct-n of Li et al. (arXiv 1510.03055)
     on one text. Sound texts repeat a little: published solutions of GSM8K have 0.96 on average.
 
-    `numbers`: the share of checkable claims about numbers that contradict neither arithmetic nor each other; 1 without
-    claims. Claims are calculations, `2+2=4`, right within 0.1 % or half a cent; and values of single letters, `x = 3`:
-    two different values are a contradiction. The check is strict, so that honest work is not penalized. A calculation
-    counts only if both its ends are certain. Names of more than one letter (`total = 5`, then `total = 8`) never count.
-    The second value of a letter does not count if it may be a further solution or an update: if the text in between has
-    a word such as `or`, `and`, `case`, `now`, `next`, `then`, `step`, `if`, `let`, `try` or `again`, or if the letter
-    occurs anywhere in the text with a power, an index or a +- sign.
+    `numbers`: the share of calculations that are right within 0.1 % or half a cent, such as `2+2=4`; 1 without any. The
+    check is strict, so that honest work is not penalized: a calculation counts only if both its ends are certain.
 
     `overlap`: the share of the task's numbers, and of its words of four letters and more, that occur in the response;
     the mean of both. Meant for plans. A step with one sub-task cannot cover the whole task: give it the weight 0 there.
     A task without numbers and words leaves the part out.
 
     Limits: it does not judge truth. A response that copies the task has full overlap, and a short one has no repetition
-    and no contradiction: use it beside a reward for correctness, and with a small weight. Words are runs of letters, so
+    and no calculation: use it beside a reward for correctness, and with a small weight. Words are runs of letters, so
     in languages written without spaces only repeated clauses are found. An empty response is 0.
 
     Range: 0 to 1. Cost: half a millisecond for a solution of 300 characters, linear in the text; 10 ms per 1,000
@@ -97,17 +89,10 @@ def distinct_share(text: str, n: int) -> float:
 # Numbers
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A statement about numbers that can be checked within the text."""
-
-    text: str
-    holds: bool
-
-
-def checked_claims(text: str) -> list[Claim]:
-    """The calculations with certain ends, each once, and one claim per letter that is given values."""
-    return [*dict.fromkeys(_calculations(text)), *_named_values(text)]
+def checked_claims(text: str) -> list[Calculation]:
+    """The calculations with certain ends, each once."""
+    certain = filter(_is_certain, calculations_in(text, MAX_CHARACTERS))
+    return [*{calculation.text: calculation for calculation in certain}.values()]
 
 
 _BEFORE = re.compile(r"(?:\A|[\s=:,;<>\"'\u2019`|])\Z")
@@ -120,60 +105,15 @@ _NOT_AFTER = re.compile(
 )
 
 
-def _calculations(text: str) -> Iterator[Claim]:
-    for calculation in calculations_in(text, MAX_CHARACTERS):
-        certain = (
-            calculation.computed is not None
-            and calculation.text[:1] in tuple("0123456789.(")
-            and _BEFORE.search(calculation.lead[-1:])
-            and not _NOT_BEFORE.search(calculation.lead[-16:])
-            and not _AFTER.match(calculation.tail)
-            and not _NOT_AFTER.match(calculation.tail)
-        )
-        if certain:
-            yield Claim(calculation.text, calculation.holds)
-
-
-_NAMED = re.compile(
-    r"(?<![\w\\^{}.'\u2019)\]+*/=<>-])(?P<name>[a-zA-Z])\s{0,3}=\s{0,3}\$?(?P<value>-?[0-9]{1,15}(?:\.[0-9]{1,10})?)"
-    r"(?![\w^]|[.,/:][0-9]|\s{0,4}[-+*/=^(\\\u00d7\u00f7%!])"
-)
-_OPERATION_BEFORE = re.compile(r"(?:[-+*/=<>^(\u00d7\u00f7|]|[0-9])\s{0,4}\Z")
-_OTHERWISE = re.compile(
-    r"(?i)\b(?:or|and|either|case|cases|if|when|where|suppose|let|assume|assuming|try|trying|now|new|next|then|step|for|"
-    r"becomes|instead|again|wrong|actually|wait|correct|correction|mistake|after|before|until|loop|option|guess|first|"
-    r"second|another|other|example|part|problem|solutions|roots|increase|decrease|add|update|updated|to|at)\b"
-)
-
-
-def _named_values(text: str) -> Iterator[Claim]:
-    values: dict[str, list[re.Match[str]]] = {}
-    for match in _NAMED.finditer(text):
-        if not _OPERATION_BEFORE.search(text[max(0, match.start() - 5) : match.start()]):
-            values.setdefault(match["name"], []).append(match)
-    for name, matches in values.items():
-        if _may_have_several(name, text):
-            continue
-        clash = next((second for first, second in itertools.pairwise(matches) if _clash(first, second, text)), None)
-        yield Claim(
-            f"{name} = {matches[0]['value']} ... {clash.group()}" if clash else matches[0].group(), clash is None
-        )
-
-
-def _may_have_several(name: str, text: str) -> bool:
-    return (
-        re.search(rf"{name}\s?(?:[\^\u00b2\u00b3_0-9([]|\*\*|'|\+=|-=|\*=|\\pm|=\s?(?:\\pm|\u00b1))", text) is not None
-        or "\u00b1" in text
+def _is_certain(calculation: Calculation) -> bool:
+    return bool(
+        calculation.computed is not None
+        and calculation.text[:1] in tuple("0123456789.(")
+        and _BEFORE.search(calculation.lead[-1:])
+        and not _NOT_BEFORE.search(calculation.lead[-16:])
+        and not _AFTER.match(calculation.tail)
+        and not _NOT_AFTER.match(calculation.tail)
     )
-
-
-def _clash(first: re.Match[str], second: re.Match[str], text: str) -> bool:
-    """Whether one letter is given two values, and the text between them names no reason for the change."""
-    if math.isclose(float(first["value"]), float(second["value"]), rel_tol=1e-3, abs_tol=0.0051):
-        return False
-    between = text[first.end() : second.start()]
-    listed = re.fullmatch(r"[\s,;$\\)(]*", between) is not None
-    return not listed and _OTHERWISE.search(between) is None
 
 
 # Overlap
