@@ -12,11 +12,13 @@ import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import PositiveFloat
 
+from creditflow._utils.arithmetic import OPERATORS, evaluated
 from creditflow._utils.loading import load_object
 from creditflow._utils.sections import Section, checked
 from creditflow.errors import ConfigError, did_you_mean
@@ -77,17 +79,6 @@ def inline(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-_OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
-    ast.USub: operator.neg,
-    ast.UAdd: operator.pos,
-}
 _CHARACTERS, _DIGITS, _EXPONENT = 500, 1000, 1000
 
 
@@ -104,7 +95,7 @@ def calculator(expression: str) -> str:
         tree = ast.parse(expression.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise ValueError(f"{expression!r} is no arithmetic expression") from None
-    result = _worth(tree.body)
+    result = evaluated(tree.body, _OPERATORS)
     return _spelled(result) if isinstance(result, float) else str(result)
 
 
@@ -114,23 +105,16 @@ def _spelled(number: float) -> str:
     return long if float(short) != number and Decimal(long) == Decimal(number) else short
 
 
-def _worth(node: ast.AST) -> int | float:
-    match node:
-        case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
-            return number
-        case ast.UnaryOp(op=op, operand=operand) if type(op) in _OPERATORS:
-            return _bounded(_OPERATORS[type(op)](_worth(operand)))
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-            a, b = _worth(left), _worth(right)
-            if isinstance(op, ast.Pow) and (abs(b) > _EXPONENT or abs(a) > 10**_EXPONENT):
-                raise ValueError(f"expected exponents of at most {_EXPONENT}")
-            if isinstance(op, ast.Pow) and isinstance(a, int) and isinstance(b, int):
-                _expect_bits((a.bit_length() - 1) * b)  # a lower bound; computing the power would take long
-            return _bounded(_OPERATORS[type(op)](a, b))
-    raise ValueError("only numbers, + - * / // % ** and parentheses are known")
+def _power(base: float, exponent: float) -> Any:
+    if abs(exponent) > _EXPONENT or abs(base) > 10**_EXPONENT:
+        raise ValueError(f"expected exponents of at most {_EXPONENT}")
+    if isinstance(base, int) and isinstance(exponent, int):
+        _expect_bits((base.bit_length() - 1) * exponent)  # a lower bound; computing the power would take long
+    return base**exponent
 
 
-def _bounded(value: Any) -> int | float:
+def _bounded(operation: Callable[..., Any], *operands: float) -> int | float:
+    value: Any = operation(*operands)
     if isinstance(value, complex):
         raise ValueError("the result is no real number")
     if isinstance(value, int):
@@ -141,6 +125,10 @@ def _bounded(value: Any) -> int | float:
 def _expect_bits(n: int) -> None:
     if n > _DIGITS * 4:
         raise ValueError("the result is too large")
+
+
+_UNBOUNDED = {**OPERATORS, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: _power}
+_OPERATORS = {kind: partial(_bounded, operation) for kind, operation in _UNBOUNDED.items()}
 
 
 class Python:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import ast
 import math
-import operator
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 
+from creditflow._utils.arithmetic import evaluated, number
 from creditflow.rewards.support.text import numbers_in
 
 READ_CHARACTERS = 4_000
@@ -40,12 +39,7 @@ class Calculation:
         return self.computed is not None and math.isclose(self.computed, self.stated, rel_tol=1e-3, abs_tol=0.0051)
 
 
-_OPERATORS: dict[type[ast.operator], tuple[str, Callable[[float, float], float]]] = {
-    ast.Add: ("+", operator.add),
-    ast.Sub: ("-", operator.sub),
-    ast.Mult: ("*", operator.mul),
-    ast.Div: ("/", operator.truediv),
-}
+_SIGNS: dict[type[ast.AST], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 _RIGHT_SIDE = re.compile(r"=\s{0,3}\$?\s?(-?[0-9][0-9,]{0,20}(?:\.[0-9]{1,12})?|-?\.[0-9]{1,12})")
 _LEFT_SIDE, _LEFT_WORDS, _TAIL = 120, 20, 16
 _VARIABLE = re.compile(r"x(?!\s{0,3}[0-9.($])")
@@ -66,16 +60,15 @@ def calculations_in(text: str, characters: int = READ_CHARACTERS) -> list[Calcul
         left = before[len(before.rstrip(_LEFT_CHARACTERS)) :]
         left = _VARIABLE.split(left)[-1]
         if (tree := _arithmetic(left)) is not None:
-            expression, body, skipped = tree
+            expression, body, computed, skipped = tree
             stated = match[1].rstrip(",")  # a comma after the number ends a clause
-            operations = [node.op for node in ast.walk(body) if isinstance(node, ast.BinOp)]
             calculations.append(
                 Calculation(
                     text=f"{expression}={stated}",
-                    operands=tuple(abs(number.value) for number in numbers_in(expression)),
-                    operators=frozenset(_OPERATORS[type(operation)][0] for operation in operations),
+                    operands=tuple(abs(operand.value) for operand in numbers_in(expression)),
+                    operators=frozenset(_SIGNS[kind] for kind in map(type, ast.walk(body)) if kind in _SIGNS),
                     stated=float(stated.replace(",", "")),
-                    computed=_worth(body),
+                    computed=computed,
                     lead=_lead(before, left, skipped),
                     tail=text[match.start(1) + len(stated) : match.end() + _TAIL],
                 )
@@ -91,8 +84,8 @@ def _lead(before: str, left: str, skipped: str) -> str:
     return before[: len(before) - len(left.lstrip())]
 
 
-def _arithmetic(left: str) -> tuple[str, ast.expr, str] | None:
-    """The longest suffix of `left` that is an expression with an operation, its tree, and the words before it.
+def _arithmetic(left: str) -> tuple[str, ast.expr, float | None, str] | None:
+    """The longest suffix of `left` that is an expression with an operation: text, tree, value, and the words before it.
 
     For `1. 48/2` the expression is `48/2`.
     """
@@ -103,34 +96,18 @@ def _arithmetic(left: str) -> tuple[str, ast.expr, str] | None:
         expression = rest.lstrip("*/) ")
         try:
             body = ast.parse(expression, mode="eval").body
+            value = _value(body)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             continue
-        nodes = list(ast.walk(body))
-        if any(isinstance(node, ast.BinOp) for node in nodes) and all(_is_arithmetic(node) for node in nodes):
-            return expression.replace(" ", ""), body, " ".join([*words[:start], rest[: -len(expression)]]).strip()
+        if any(isinstance(node, ast.BinOp) for node in ast.walk(body)):
+            before = " ".join([*words[:start], rest[: -len(expression)]]).strip()
+            return expression.replace(" ", ""), body, value, before
     return None
 
 
-def _is_arithmetic(node: ast.AST) -> bool:
-    if isinstance(node, ast.Constant):
-        return isinstance(node.value, int | float)
-    return isinstance(node, (ast.BinOp, ast.UnaryOp, ast.UAdd, ast.USub, *_OPERATORS))
-
-
-def _worth(body: ast.expr) -> float | None:
-    """The value of a tree of + - * / in floats; None on a division by zero."""
-
-    def value_of(node: ast.expr) -> float:
-        match node:
-            case ast.Constant(value=int() | float() as number):
-                return float(number)
-            case ast.UnaryOp(op=sign, operand=inner):
-                return -value_of(inner) if isinstance(sign, ast.USub) else value_of(inner)
-            case ast.BinOp(left=left, op=operation, right=right):
-                return _OPERATORS[type(operation)][1](value_of(left), value_of(right))
-        raise ValueError(f"expected arithmetic, got {type(node).__name__}")
-
+def _value(body: ast.expr) -> float | None:
+    """The value in floats; None on a division by zero. Raises ValueError for other syntax."""
     try:
-        return value_of(body)
+        return float(evaluated(body, operand=lambda node: float(number(node))))
     except ZeroDivisionError:
         return None
