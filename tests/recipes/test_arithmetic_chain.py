@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from creditflow.config import load_recipe
 from creditflow.data import Step, Task, Trajectory, TrajectoryBatch
 from creditflow.engines.common.components import build_components
+from creditflow.engines.models.tiny import word_tokenizer
 from tests.builders import examples
 from tests.paths import RECIPES
 from tests.recipes.team import agents_of, loader, run_recipe, scores_of
@@ -108,7 +109,7 @@ def test_tasks_are_reproducible_and_smaller_splits_are_prefixes() -> None:
 
 @pytest.mark.parametrize("operations", [5, 14])
 def test_tokenizer_covers_every_word_of_the_recipe(operations: int) -> None:
-    tokenizer = recipe("make_tokenizer")()
+    tokenizer = word_tokenizer(recipe("WORDS"))
     unknown = tokenizer.token_to_id("<|end|>")
     said = {"exec 1 2 + 3 4 =", "exec 5 6 - 7 8 = 9 0 bad =", "check 5 6 * 0 2 = 1 2 ?", "1 2 ok", "1 2 bad"}
     for task in make_tasks("train", operations, train=500):

@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from creditflow import AgentError, Reply, Step, Task, Team, Trajectory, outcome, reward
-from creditflow.engines.local.policy import Policy, pick_device
-from creditflow.engines.local.warm_up import Example, sampled_accuracy, warm_up
-from creditflow.engines.models.tiny import made_once, save_tiny_llama
+from creditflow.engines.local.policy import Policy
+from creditflow.engines.local.warm_up import Example, sampled_accuracy, warm_up, word_model
 
 VERBS = {
     "+": ("gets", "finds", "buys", "wins"),
@@ -180,20 +179,14 @@ def warm_model(recipe: dict[str, Any]) -> Path:
     """The folder of a small Llama that half solves these tasks; made on first use, in about a minute, and cached."""
     keys = ("operations", "hidden", "layers", "warmup_planner", "warmup_executor")
     settings = {key: recipe[key] for key in keys}
-    name = "-".join(str(part) for part in ("arithmetic_chain", WARM_UP_VERSION, *settings.values()))
-    return made_once(name, lambda folder: _warm_up(folder, settings))
+    return word_model(f"arithmetic_chain-{WARM_UP_VERSION}", settings, WORDS, 512, _teach)
 
 
-def make_tokenizer() -> Any:
-    """One token per word."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    words = ["<|end|>", "plan", "exec", "check", "has", ".", ";", "=", "?", "ok", "bad", *DIGITS, *NAMES]
-    words += [*SIGNS, "makes", "it", "double", "triple", *(verb for verbs in VERBS.values() for verb in verbs)]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<|end|>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.add_special_tokens(["<|end|>"])
-    return tokenizer
+WORDS = (
+    *("plan", "exec", "check", "has", ".", ";", "=", "?", "ok", "bad", *DIGITS, *NAMES),
+    *(*SIGNS, "makes", "it", "double", "triple", *(verb for verbs in VERBS.values() for verb in verbs)),
+)
+"""The vocabulary, one token per word."""
 
 
 def _example(role: str, rng: random.Random, operations: int) -> tuple[str, str]:
@@ -221,11 +214,7 @@ HEAD_START = 0.3
 """The planner's lessons begin when the executor is this close to its target."""
 
 
-def _warm_up(folder: Path, settings: dict[str, Any]) -> None:
-    save_tiny_llama(
-        folder, make_tokenizer(), hidden=settings["hidden"], layers=settings["layers"], positions=512, seed=0
-    )
-    policy = Policy.load(folder, pick_device("cpu"))
+def _teach(policy: Policy, settings: dict[str, Any]) -> None:
     rng = random.Random(0)
     operations = settings["operations"]
     rows, planning = dict(EXECUTOR_ROLES), False
@@ -255,7 +244,6 @@ def _warm_up(folder: Path, settings: dict[str, Any]) -> None:
             yield [_example(role, rng, operations) for _ in range(n)]
 
     warm_up(policy, lessons, learned, most_steps=3000)
-    policy.save(folder)
 
 
 def _sampled_accuracy(policy: Policy, role: str, operations: int) -> float:

@@ -18,9 +18,8 @@ from typing import Any
 from pettingzoo.classic import tictactoe_v3
 
 from creditflow import Task
-from creditflow.engines.local.policy import Policy, pick_device
-from creditflow.engines.local.warm_up import warm_up
-from creditflow.engines.models.tiny import made_once, save_tiny_llama
+from creditflow.engines.local.policy import Policy
+from creditflow.engines.local.warm_up import warm_up, word_model
 from creditflow.plugins import environments
 from creditflow.plugins.environments import View
 from creditflow.rollout import GenerationRequest
@@ -76,19 +75,11 @@ WARM_UP_VERSION = 1
 def warm_model(recipe: dict[str, Any]) -> Path:
     """The folder of a small Llama that makes mostly legal moves; made on first use and cached."""
     settings = {key: recipe[key] for key in ("hidden", "layers", "legal")}
-    name = "-".join(str(part) for part in ("tic_tac_toe", WARM_UP_VERSION, *settings.values()))
-    return made_once(name, lambda folder: _warm_up(folder, settings))
+    return word_model(f"tic_tac_toe-{WARM_UP_VERSION}", settings, WORDS, 32, _teach)
 
 
-def make_tokenizer() -> Any:
-    """One token per word."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    words = ["<|end|>", FREE, MINE, THEIRS, *map(str, range(CELLS))]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<|end|>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.add_special_tokens(["<|end|>"])
-    return tokenizer
+WORDS = (FREE, MINE, THEIRS, *map(str, range(CELLS)))
+"""The vocabulary, one token per word."""
 
 
 def _example(rng: random.Random) -> tuple[str, str]:
@@ -100,11 +91,7 @@ def _example(rng: random.Random) -> tuple[str, str]:
     return " ".join(board), str(rng.choice([cell for cell in range(CELLS) if board[cell] == FREE]))
 
 
-def _warm_up(folder: Path, settings: dict[str, Any]) -> None:
-    save_tiny_llama(
-        folder, make_tokenizer(), hidden=settings["hidden"], layers=settings["layers"], positions=32, seed=0
-    )
-    policy = Policy.load(folder, pick_device("cpu"))
+def _teach(policy: Policy, settings: dict[str, Any]) -> None:
     rng = random.Random(0)
 
     def learned(step: int) -> bool:
@@ -115,7 +102,6 @@ def _warm_up(folder: Path, settings: dict[str, Any]) -> None:
         return legal >= float(settings["legal"])
 
     warm_up(policy, lambda: [[_example(rng) for _ in range(256)]], learned, most_steps=2000)
-    policy.save(folder)
 
 
 def _legal(policy: Policy) -> float:

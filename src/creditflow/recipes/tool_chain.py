@@ -24,9 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from creditflow import Step, Task, Team, Trajectory, outcome, reward
-from creditflow.engines.local.policy import Policy, pick_device
-from creditflow.engines.local.warm_up import sampled_accuracy, warm_up
-from creditflow.engines.models.tiny import made_once, save_tiny_llama
+from creditflow.engines.local.policy import Policy
+from creditflow.engines.local.warm_up import sampled_accuracy, warm_up, word_model
 from creditflow.rollout import Reply
 
 VERBS = {"+": ("plus", "gains", "and"), "-": ("minus", "without", "less"), "*": ("times", "multiplied")}
@@ -188,20 +187,14 @@ WARM_UP_VERSION = 1
 def warm_model(recipe: dict[str, Any]) -> Path:
     """The folder of a small Llama whose calls are mostly right; made on first use and cached."""
     settings = {key: recipe[key] for key in ("hidden", "layers", "warmup")}
-    name = "-".join(str(part) for part in ("tool_chain", WARM_UP_VERSION, *settings.values()))
-    return made_once(name, lambda folder: _warm_up(folder, settings))
+    return word_model(f"tool_chain-{WARM_UP_VERSION}", settings, WORDS, 64, _teach)
 
 
-def make_tokenizer() -> Any:
-    """One token per word."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    words = ["<|end|>", *ROLES.values(), "search", "get", "put", "calc", *DIGITS, *NAMES, *THINGS, *QUALITIES, *VERBS]
-    words += [verb for verbs in VERBS.values() for verb in verbs]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<|end|>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.add_special_tokens(["<|end|>"])
-    return tokenizer
+WORDS = (
+    *(*ROLES.values(), "search", "get", "put", "calc", *DIGITS, *NAMES, *THINGS, *QUALITIES, *VERBS),
+    *(verb for verbs in VERBS.values() for verb in verbs),
+)
+"""The vocabulary, one token per word."""
 
 
 def _example(role: str, rng: random.Random) -> tuple[str, str]:
@@ -217,11 +210,7 @@ def _example(role: str, rng: random.Random) -> tuple[str, str]:
     return f"{ROLES[role]} {prompt}", call
 
 
-def _warm_up(folder: Path, settings: dict[str, Any]) -> None:
-    save_tiny_llama(
-        folder, make_tokenizer(), hidden=settings["hidden"], layers=settings["layers"], positions=64, seed=0
-    )
-    policy = Policy.load(folder, pick_device("cpu"))
+def _teach(policy: Policy, settings: dict[str, Any]) -> None:
     rng, left = random.Random(0), list(ROLES)
 
     def learned(step: int) -> bool:
@@ -236,7 +225,6 @@ def _warm_up(folder: Path, settings: dict[str, Any]) -> None:
         return not left
 
     warm_up(policy, lambda: ([_example(role, rng) for _ in range(64)] for role in left), learned, most_steps=2000)
-    policy.save(folder)
 
 
 def _accuracy(policy: Policy, role: str) -> float:

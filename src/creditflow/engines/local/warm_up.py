@@ -3,16 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from creditflow.engines.local.policy import Policy
+from creditflow.engines.local.policy import Policy, pick_device
+from creditflow.engines.models.tiny import made_once, save_tiny_llama, word_tokenizer
 from creditflow.errors import CreditflowError
 from creditflow.rollout import GenerationRequest
 
 Example = tuple[str, str]
 """A prompt and its response."""
+
+
+def word_model(
+    name: str,
+    settings: dict[str, Any],
+    words: Iterable[str],
+    positions: int,
+    teach: Callable[[Policy, dict[str, Any]], None],
+) -> Path:
+    """The folder of a small Llama with one token per word, which `teach` warms up; made on first use and cached.
+
+    `settings`: `hidden`, `layers`, and others that the model depends on; the folder is named after all of them.
+    """
+
+    def make(folder: Path) -> None:
+        sizes = {key: settings[key] for key in ("hidden", "layers")}
+        save_tiny_llama(folder, word_tokenizer(words), **sizes, positions=positions, seed=0)
+        policy = Policy.load(folder, pick_device("cpu"))
+        teach(policy, settings)
+        policy.save(folder)
+
+    return made_once("-".join(map(str, (name, *settings.values()))), make)
 
 
 def supervised_loss(policy: Policy, examples: Sequence[Example]) -> Tensor:

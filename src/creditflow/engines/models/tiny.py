@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,17 @@ def byte_tokenizer() -> tuple[Any, str]:
         "{% if add_generation_prompt %}<|assistant|>{% endif %}"
     )
     return tokenizer, template
+
+
+def word_tokenizer(words: Iterable[str]) -> Any:
+    """A tokenizer (of the tokenizers library) with one token per word, after the end token."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    vocabulary = {word: i for i, word in enumerate(["<|end|>", *words])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<|end|>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["<|end|>"])
+    return tokenizer
 
 
 def _make_byte_model(folder: Path) -> None:
