@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from creditflow.errors import ModelError
-from creditflow.plugins.model_rewards.models import Batcher, LoadedModel, by_length, cut_prompt, loaded_model, stamp
-from creditflow.rewards.support.local_model import load_model
+from creditflow.plugins.model_rewards.models import Batcher, LoadedModel, by_length, cut_prompt, load_model, stamp
 from tests.plugins.model_rewards.tiny_models import bpe_tokenizer, save_causal, save_classifier
 from tests.rewards.processes import HANG_S
 
@@ -21,7 +20,7 @@ BPE = bpe_tokenizer()
 
 
 def load(folder: Path | str, kind: str, device: str = "auto") -> LoadedModel:
-    return load_model(folder, kind, loaded_model, device)
+    return load_model(folder, kind, device)
 
 
 @pytest.fixture(scope="module")

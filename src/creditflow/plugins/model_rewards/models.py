@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from creditflow._utils.huggingface import position_limit
+from creditflow._utils.huggingface import Kind, load_folder, position_limit
 from creditflow.errors import ModelError
 
 Item = TypeVar("Item")
@@ -57,13 +58,44 @@ class LoadedModel:
         return (ids if ids[:1] == [bos] else [int(bos), *ids]), 1
 
 
-def loaded_model(path: Path, model: Any, tokenizer: Any, device: Any) -> LoadedModel:
-    """Freeze a model; the argument `make` of `load_model`."""
-    model.requires_grad_(False)
-    model.config.use_cache = False
-    positions = position_limit(model.config).tokens
-    pad = next((token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None), 0)
-    return LoadedModel(path, model, tokenizer, device, min(positions, int(tokenizer.model_max_length)), int(pad))
+_LOADED: weakref.WeakValueDictionary[tuple[Path, Kind, str], LoadedModel] = weakref.WeakValueDictionary()
+_LOADING = threading.Lock()
+
+
+def load_model(folder: Path | str, kind: Kind, device: str = "auto") -> LoadedModel:
+    """The model in a Hugging Face folder; the same object for the same arguments while it is in use.
+
+    Reads safetensors and local files only, and runs no code from the folder. `device`: `auto` is CUDA if available.
+    Raises ModelError that names the missing part.
+    """
+    import torch
+
+    path = Path(folder).resolve()
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    on_cuda = device.startswith("cuda")
+    if on_cuda and not torch.cuda.is_available():
+        raise ModelError(f"{path}: device cuda was asked for, but torch sees no CUDA device")
+    with _LOADING:  # concurrent callers must not load it twice
+        if (loaded := _LOADED.get((path, kind, device))) is None:
+            model, tokenizer = load_folder(path, kind, "path", torch.bfloat16 if on_cuda else torch.float32)
+            model.to(device).eval().requires_grad_(False)
+            model.config.use_cache = False
+            limit = min(position_limit(model.config).tokens, int(tokenizer.model_max_length))
+            pad = next((token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None), 0)
+            loaded = LoadedModel(path, model, tokenizer, torch.device(device), limit, int(pad))
+            _LOADED[path, kind, device] = loaded
+    return loaded
+
+
+def model_folder(path: object, argument: str) -> Path:
+    """Check that an argument names the folder of a model; raises ValueError if not.
+
+    Only looks for config.json: cheap enough for the loading of a recipe.
+    """
+    if not isinstance(path, str | Path) or not (Path(path) / "config.json").is_file():
+        raise ValueError(f"{argument}: expected a Hugging Face folder, {path!r} is none (no config.json)")
+    return Path(path)
 
 
 def stamp(folder: Path) -> str:

@@ -20,13 +20,13 @@ from creditflow.plugins.model_rewards.models import (
     LoadedModel,
     by_length,
     cut_prompt,
-    loaded_model,
+    load_model,
+    model_folder,
     padded,
     stamp,
 )
 from creditflow.rewards.registry import reward
 from creditflow.rewards.support.arguments import check_arguments
-from creditflow.rewards.support.local_model import load_model, model_folder
 from creditflow.rewards.values import DetailedScore, neutral_where_not_sampled
 
 Result = TypeVar("Result")
@@ -121,9 +121,7 @@ class ProcessModel:
 
     def _score_all(self, steps: list[Step]) -> list[Score | Exception]:
         """A score or an error for each step; an error of one step does not affect the others."""
-        model = self._loaded = self._loaded or load_model(
-            self.folder, "token_classification", loaded_model, self.device
-        )
+        model = self._loaded = self._loaded or load_model(self.folder, "token_classification", self.device)
         with model.lock:
             rows = [_attempt(self._row, model, step) for step in steps]
         values = iter(self._compute(model, [row for row in rows if not isinstance(row, Exception)]))
