@@ -73,14 +73,9 @@ class Keys:
             inputs, place = self._digest(call.trajectory), "" if call.step is None else str(call.step.index)
         else:
             inputs, place = _own_key(call), ""
-        return (
-            None
-            if inputs is None
-            else (
-                *(function.identity, function.version, function.level, str(function.range)),
-                *(place, inputs),
-            )
-        )
+        if inputs is None:
+            return None
+        return function.identity, function.version, function.level, str(function.range), place, inputs
 
     def _digest(self, trajectory: Trajectory) -> str | None:
         if id(trajectory) not in self._digests:

@@ -22,8 +22,8 @@ from creditflow.data.datasets import load_tasks, validation_files
 from creditflow.engines.common.components import Components, build_components
 from creditflow.errors import ConfigError, CreditflowError, PromptTooLong
 from creditflow.plugins.verifiers.tasks import SCHEME
-from creditflow.rollout import AgentSpec, Rollout
-from creditflow.rollout.client import ChatClient, ChatReply, Generation, GenerationRequest, PolicyView
+from creditflow.rollout import AgentSpec, Rollout, Scheduler
+from creditflow.rollout.client import ChatClient, ChatReply
 from creditflow.rollout.recorder import spelled
 from creditflow.rollout.runner import run_rollout
 
@@ -133,8 +133,8 @@ class _Team:
         seats = {name: _Seat(getattr(agents, name)) for name in self.seats}
         specs = {name: replace(spec, policy=name) if name in seats else spec for name, spec in parts.agents.items()}
         rollout = Rollout(task, slot.key, f"{data.idx}-{uuid.uuid4().hex[:8]}", (data.idx or 0,))
-        generator = _Seats({**parts.chat_clients, **seats})
-        trajectory = await run_rollout(rollout, parts.workflow, specs, generator, parts.sampling)
+        scheduler = Scheduler({**parts.chat_clients, **seats})  # which generates nothing: all are called directly
+        trajectory = await run_rollout(rollout, parts.workflow, specs, scheduler, parts.sampling)
         if trajectory.status == "failed":
             raise CreditflowError(str(trajectory.info["error"]))
         await parts.rewards.score([trajectory], max_failed_frac=1.0)
@@ -189,20 +189,3 @@ class _Seat(ChatClient):
         """Remove and return the trace of a step."""
         at = next(i for i, (prompt, text, _) in enumerate(self.runs) if (prompt, text) == (step.prompt, step.response))
         return self.runs.pop(at)[2]
-
-
-@dataclass
-class _Seats:
-    """The generator of one episode. Its policies are called directly, so that nothing is generated here."""
-
-    clients: Mapping[str, PolicyView | ChatClient]
-    fault: Exception | None = None
-
-    async def generate(self, policy: str, request: GenerationRequest) -> Generation:
-        raise NotImplementedError(policy)
-
-    def expect(self, rollouts: int) -> None:
-        pass
-
-    async def idle(self) -> None:
-        pass
