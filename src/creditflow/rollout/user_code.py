@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 _GRACE_S = 10.0
 """Seconds that a cancelled task has to end; a task that swallows its cancellation is abandoned."""
@@ -33,6 +36,16 @@ async def end(tasks: Collection[asyncio.Task[Any]]) -> None:
     for task in ended:
         if not task.cancelled():
             task.exception()  # read once, or asyncio logs it as never retrieved
+
+
+def result_of(work: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine. It runs in a thread if this one has an event loop, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(1, thread_name_prefix="creditflow-coroutine") as pool:
+        return pool.submit(asyncio.run, work).result()
 
 
 async def in_thread(call: Callable[[], Any]) -> Any:

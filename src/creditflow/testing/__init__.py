@@ -7,18 +7,16 @@ no model is needed.
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 from creditflow.data import Step, Task, Trajectory
 from creditflow.errors import ConfigError, CreditflowError, InputError, RewardError, did_you_mean
@@ -29,8 +27,8 @@ from creditflow.rewards.execution.wire import pack_functions
 from creditflow.rewards.manager import calls_on, no_outcome
 from creditflow.rewards.registry import RewardFunction, leaves
 from creditflow.rewards.scores import failed_score
+from creditflow.rollout.user_code import result_of
 
-T = TypeVar("T")
 LONGEST = 30
 """Number of steps of the longest trajectory."""
 
@@ -348,7 +346,7 @@ def _score(function: RewardFunction, trajectories: Sequence[Trajectory]) -> _Res
     before = list(map(repr, copies))
     called = [t for t in copies if function.level != "outcome" or not no_outcome(t)]
     calls = [call for trajectory in called for call in calls_on(function, trajectory)[0]]
-    returned = _wait(run_on_loop(calls, timeout=60.0, max_in_flight=256))
+    returned = result_of(run_on_loop(calls, timeout=60.0, max_in_flight=256))
     results = _Results(changed=[_where(t) for t, text in zip(copies, before, strict=True) if repr(t) != text])
     for call, result in zip(calls, returned, strict=True):
         on = _where(call.step or call.trajectory)
@@ -369,16 +367,6 @@ def _where(scored: Step | Trajectory) -> str:
     if isinstance(scored, Step):
         return f"step {scored.id!r} of trajectory {scored.trajectory_id!r}"
     return f"trajectory {scored.id!r}"
-
-
-def _wait(coroutine: Coroutine[Any, Any, T]) -> T:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(coroutine)
-    # In a notebook, an event loop is already running in this thread.
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, coroutine).result()
 
 
 # ---- trajectories --------------------------------------------------------------------------------------------------

@@ -9,16 +9,14 @@ Importing this module imports TRL and torch.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import warnings
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,6 +47,7 @@ from creditflow.rollout import (
     run_rollouts,
 )
 from creditflow.rollout.chat import ChatModel, ChatTokenizer
+from creditflow.rollout.user_code import result_of
 from creditflow.runs import RunFolder
 
 _TESTED: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("tested.json").read_text())
@@ -74,7 +73,6 @@ _AGENT = "assistant"
 
 _Places = dict[int, tuple[int, int]]
 """Row and first token of steps in TRL's batch."""
-T = TypeVar("T")
 
 
 class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
@@ -181,8 +179,8 @@ class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             output: dict[str, Any] = super()._generate_and_score_completions(inputs)
             trajectories, places = self._turns(rollouts, output)
         else:
-            trajectories = _in_thread(self._roll_out(rollouts, self.workflow))
-        report = _in_thread(self._score(trajectories))
+            trajectories = result_of(self._roll_out(rollouts, self.workflow))
+        report = result_of(self._score(trajectories))
         assignment = self.assign_credit(TrajectoryBatch.from_trajectories(trajectories))
         if self.workflow is not None:
             multiple_of = math.lcm(n, self.args.steps_per_generation if training else 1)
@@ -360,12 +358,6 @@ class _TrainedModel(ChatModel):
 def outcome(**_: Any) -> list[float]:
     """Give TRL the name of the logged reward; `_calculate_rewards` computes it."""
     raise AssertionError("CreditGRPOTrainer computes the rewards")
-
-
-def _in_thread(work: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that runs in a thread, since a notebook has an event loop in this one."""
-    with ThreadPoolExecutor(1, thread_name_prefix="creditflow-team") as pool:
-        return pool.submit(asyncio.run, work).result()
 
 
 def _expect_tested(root: Path) -> None:
