@@ -133,6 +133,15 @@ def descriptions(kind: type) -> dict[str, str]:
     return texts
 
 
+def leaves(section: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values of nested sections; an empty section counts as a value."""
+    for key, value in section.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
+
+
 def mergeable(values: Any, kind: type) -> Any:
     """Nested mappings in which empty sections (null) are left out, so that they keep the values of lower layers.
 

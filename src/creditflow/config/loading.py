@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from creditflow._utils.sections import checked, mergeable
+from creditflow._utils.sections import checked, leaves, mergeable
 from creditflow.config.algorithm import (
     CHOOSING,
     FLAT,
@@ -280,15 +280,6 @@ def credit_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     options = load_named_files(options, Path.cwd())
     expect_options(options)
     return options
-
-
-def leaves(section: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and values of nested sections; an empty section counts as a value."""
-    for key, value in section.items():
-        if isinstance(value, Mapping) and value:
-            yield from leaves(value, f"{path}{key}.")
-        else:
-            yield f"{path}{key}", value
 
 
 def _set(values: dict[str, Any], key: str, value: Any) -> None:

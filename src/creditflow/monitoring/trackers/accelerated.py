@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from creditflow._utils.sections import leaves
 from creditflow.monitoring.trackers.base import TrackedRun
 
 
@@ -31,13 +32,7 @@ class AcceleratedTracker:
         self.inner.finish()
 
 
-def flat(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+def flat(config: Mapping[str, Any]) -> dict[str, Any]:
     """Options by dotted name; values other than numbers, strings and booleans as JSON."""
-    options: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            options |= flat(value, f"{path}{key}.")
-        else:
-            plain = isinstance(value, int | float | str | bool)
-            options[f"{path}{key}"] = value if plain else json.dumps(value, default=str)
-    return options
+    plain = (int, float, str, bool)
+    return {key: value if isinstance(value, plain) else json.dumps(value, default=str) for key, value in leaves(config)}
