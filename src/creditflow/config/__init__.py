@@ -4,12 +4,12 @@ A recipe is a YAML file; `key=value` overrides apply on top of it. `load_recipe`
 sections define the allowed values of each option, not the option's effect.
 """
 
+from creditflow._utils.sections import leaves
 from creditflow.config.algorithm import credit_options
 from creditflow.config.guard import FallbackConfig, default_rules
 from creditflow.config.loading import (
     credit_overrides,
     different_options,
-    leaves,
     load_recipe,
     with_effect,
     with_options,
@@ -28,7 +28,6 @@ from creditflow.config.recipe import (
 )
 from creditflow.config.rule_files import load_named_files
 from creditflow.config.sections import (
-    KL_LOSS_TYPES,
     LOSS_AGG_MODES,
     ActorConfig,
     ActorModelConfig,
@@ -40,7 +39,6 @@ from creditflow.config.sections import (
 )
 
 __all__ = [
-    "KL_LOSS_TYPES",
     "LOSS_AGG_MODES",
     "ActorConfig",
     "ActorModelConfig",

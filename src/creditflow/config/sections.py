@@ -116,7 +116,6 @@ class OptimConfig(Section):
 # ---- actor_rollout_ref and critic: updates ---------------------------------------------------------------------------
 
 KLLossType = Literal["k1", "k2", "k3", "abs", "kl", "mse", "low_var_kl"]
-KL_LOSS_TYPES: tuple[str, ...] = get_args(KLLossType)
 
 
 class PolicyLossConfig(Section):
