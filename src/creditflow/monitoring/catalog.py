@@ -106,13 +106,3 @@ def matching(metric: str, names_in_metrics: Iterable[str]) -> list[str]:
     if metric.startswith(PER_UPDATE):
         pattern = f"(?:[^/]+/)?{pattern}"
     return [name for name in names_in_metrics if re.fullmatch(pattern, name)]
-
-
-def as_markdown() -> str:
-    """The table of docs/reference/metrics.md."""
-    rows = ["| metric | unit | meaning |", "| --- | --- | --- |"]
-    rows += [
-        f"| `{entry.name}` | {entry.unit} | {entry.meaning}{f' ({entry.engine} only)' if entry.engine else ''} |"
-        for entry in all_metrics()
-    ]
-    return "\n".join(rows) + "\n"

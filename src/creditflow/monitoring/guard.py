@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, NonNegativeInt
 
@@ -21,7 +21,7 @@ from creditflow._utils.sections import Section, Share, checked, expected, option
 from creditflow._utils.tracebacks import located
 from creditflow.credit.records import CreditOptions, make_rule
 from creditflow.credit.rules.base import SharingRule
-from creditflow.credit.thresholds.base import BatchStats, Threshold
+from creditflow.credit.thresholds.base import Threshold
 from creditflow.errors import ConfigError, CreditflowError
 from creditflow.monitoring.catalog import Names, expect_known, matching
 from creditflow.monitoring.guard_rules.base import GUARD_RULES, KEY, GuardRule, Limit, RuleResult
@@ -277,7 +277,7 @@ class Guard:
 
     def threshold(self, threshold: Threshold) -> Threshold:
         """The threshold in force."""
-        return threshold if self.cap is None else Capped(threshold, self.cap)
+        return threshold if self.cap is None else cast(Threshold, Capped(threshold, self.cap))
 
     def metrics(self) -> dict[str, float]:
         """`guard/*`: the rules that are on, and whether a fallback is in force."""
@@ -315,21 +315,11 @@ class Capped:
     under: Threshold
     cap: float
 
-    @property
-    def floor(self) -> float:
-        return self.under.floor
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.under, name)
 
     def theta(self, agent: str) -> float:
         return min(self.under.theta(agent), self.cap)
-
-    def update(self, observed: BatchStats) -> None:
-        self.under.update(observed)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.under.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.under.load_state_dict(state)
 
     def metrics(self) -> dict[str, float]:
         """The metrics of the wrapped threshold, with capped values."""
@@ -409,12 +399,9 @@ def _expect_agreement(rules: Sequence[RuleSpec]) -> None:
             raise ConfigError(
                 f"{both}: one fires above {lower.value:g}, the other below {upper.value:g}; between, both do"
             )
-        if (
-            first.limit.option == second.limit.option
-            and None not in (lowest := (first.to, second.to))
-            and lowest[0] != lowest[1]
-        ):
-            raise ConfigError(f"{both}: one sets the threshold to {lowest[0]:g}, the other to {lowest[1]:g}")
+        differ = first.to is not None and second.to is not None and first.to != second.to
+        if differ and first.limit.option == second.limit.option:
+            raise ConfigError(f"{both}: one sets the threshold to {first.to:g}, the other to {second.to:g}")
 
 
 def _possible(rule: RuleSpec, options: CreditOptions, *, has_outcome: bool) -> RuleSpec:
