@@ -185,6 +185,7 @@ def _load(
     if timeout is not None and not (math.isfinite(timeout) and timeout > 0):
         raise RewardError(f"{key}: expected a timeout of more than 0 seconds, got {timeout}")
 
+    pattern = declared.agent_match if entry.agent_match is None else entry.agent_match
     bound: Callable[..., Any] = functools.partial(function, **args) if args else function
     own_key = None
     if signature is not None:
@@ -201,9 +202,7 @@ def _load(
         name=name,
         level=level,
         call=bound,
-        agent_match=_pattern(
-            declared.agent_match if entry.agent_match is None else entry.agent_match, where.agents, key
-        ),
+        agent_match=_pattern(pattern, where.agents, key),
         when=_when(entry, when, level, where, key) if part_of is None else None,
         weight=weight,
         range=(low, high),

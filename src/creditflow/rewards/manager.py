@@ -326,9 +326,8 @@ class RewardManager:
             returned[i] = result
             ran.add(calls[i], result)
             # Failures are not stored: another try may succeed.
-            if (key := keys.key_for(calls[i])) is not None and all(
-                s.status == "ok" for _, s in scores_of(calls[i], result)
-            ):
+            is_ok = all(score.status == "ok" for _, score in scores_of(calls[i], result))
+            if is_ok and (key := keys.key_for(calls[i])) is not None:
                 self._cache.put(key, result)
         results = [returned[same.get(i, i)] for i in range(len(calls))]
         # Several steps may request the same call of a trajectory: its numbers count once.

@@ -46,11 +46,8 @@ class FolderTrackers:
         """Send a line of `metrics.jsonl`, and a table of trajectories at the first and every `table_freq`-th step."""
         self.trackers.log(step, metrics)
         repeated = all(name.startswith("val/") for name in metrics)  # an evaluation that was interrupted
-        if (
-            not self.trackers.having("table")
-            or repeated
-            or not (step == 1 or (step > 0 and step % self.table_freq == 0))
-        ):
+        is_due = step == 1 or (step > 0 and step % self.table_freq == 0)
+        if repeated or not is_due or not self.trackers.having("table"):
             return
         try:
             assignment = read_step_file(self.folder / f"steps/{step:06d}.parquet").assignment

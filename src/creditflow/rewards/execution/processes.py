@@ -29,7 +29,6 @@ from creditflow.rewards.calls import Answered, Returned, RewardCall, too_late
 from creditflow.rewards.execution import wire
 from creditflow.rewards.registry import RewardFunction
 
-_PROGRAM = "creditflow.rewards.execution.worker"
 START_TIMEOUT_S = 120.0
 """Seconds for a worker to start and import the functions' modules, and to read a batch; torch alone may take half a
 minute on a busy machine.
