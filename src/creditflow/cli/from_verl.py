@@ -11,16 +11,8 @@ from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
-import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from typer.core import TyperCommand
 
-from creditflow._utils.sections import checked
-from creditflow.config import Config
-from creditflow.engines.verl.checks import unknown, without_effect
-from creditflow.engines.verl.configuration import CONFIG_NAME, files, nested
-from creditflow.engines.verl.options import LOCAL, RECIPE_NAME, REFUSED
 from creditflow.errors import ConfigError
 
 _HEAD = """\
@@ -61,6 +53,13 @@ def recipe_text(arguments: Sequence[str]) -> str:
 
     `arguments`: words, or one text with all of them; what precedes `verl.trainer.main_ppo` is ignored.
     """
+    import yaml
+    from omegaconf import OmegaConf
+
+    from creditflow.engines.verl.checks import unknown, without_effect
+    from creditflow.engines.verl.configuration import CONFIG_NAME, files, nested
+    from creditflow.engines.verl.options import LOCAL, RECIPE_NAME, REFUSED
+
     try:
         words = shlex.split(arguments[0].replace("\\\n", " ")) if len(arguments) == 1 else list(arguments)
     except ValueError as error:
@@ -104,6 +103,10 @@ def recipe_text(arguments: Sequence[str]) -> str:
 
 
 def _value(key: str, text: str) -> Any:
+    import yaml
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
     try:
         made: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))
     except (yaml.YAMLError, OmegaConfBaseException) as error:
@@ -113,6 +116,12 @@ def _value(key: str, text: str) -> Any:
 
 def _misfit(key: str, value: Any) -> str | None:
     """The reason that a recipe cannot have the value; None if it can."""
+    from omegaconf import OmegaConf
+
+    from creditflow._utils.sections import checked
+    from creditflow.config import Config
+    from creditflow.engines.verl.configuration import nested
+
     try:
         config = checked(Config, OmegaConf.to_container(nested({key: value})))
         return None if config.credit else ""  # the options of credit are checked when they are made
