@@ -571,7 +571,7 @@ _UNREAD = (401, 404, 405, 408, 413, 421, 429)
 
 def _dialect(request: Request) -> Dialect:
     """Return the dialect of a request's errors: by its path, or by a header that one official client sends."""
-    path = request.url.path.rstrip("/")
+    path = request.scope["path"].rstrip("/")  # the URL may hold an invalid host
     by_path = (dialect for _, dialect in DIALECTS.items() if path.endswith(dialect.path))
     other = "anthropic_messages" if "anthropic-version" in request.headers else "openai_chat"
     return next(by_path, DIALECTS[other])
@@ -586,7 +586,7 @@ def _refusal(refused: RefusedError, request: Request) -> Response:
 
 
 async def _unknown_route(request: Request, error: Exception) -> Response:
-    status, path = getattr(error, "status_code", 404), request.url.path
+    status, path = getattr(error, "status_code", 404), request.scope["path"]
     expected = "expected POST /t/NAME/end" if path.endswith("/end") else _HERE
     return _refusal(RefusedError(status, f"{request.method} {path[:200]}: {expected}"), request)
 
