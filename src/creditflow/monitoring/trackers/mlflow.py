@@ -28,7 +28,9 @@ class MLflow(AcceleratedTracker):
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Send the metrics of a training step, from any thread: MLflow's active run is that of the opening one."""
-        self.inner.log(accepted_names(metrics), step=step, run_id=self.inner.active_run.info.run_id)
+        import mlflow
+
+        mlflow.log_metrics(accepted_names(metrics), step=step, run_id=self.inner.active_run.info.run_id)
 
     def report(self, report: FinalReport) -> None:
         """Send the report as an artifact, and the last trajectories as a table."""
