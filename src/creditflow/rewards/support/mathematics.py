@@ -279,8 +279,9 @@ def unit_of(name: str) -> Unit | None:
     are_variables = not all(map(_SHORT_UNIT.fullmatch, re.findall(r"\b[^\W\d]{1,2}\b", name)))
     if unit or are_variables or re.fullmatch(r"\w(?: \w)+|.*units?", name):
         return unit
+    registry = _registry()
     try:
-        quantity = _registry().Quantity(Fraction(1), _registry().parse_units(name)).to_base_units()
+        quantity = registry.Quantity(Fraction(1), registry.parse_units(name)).to_base_units()
         return str(sorted(quantity.dimensionality.items())), Fraction(quantity.magnitude)
     except Exception:  # no unit, one of temperature, or a text that pint cannot parse
         return None
