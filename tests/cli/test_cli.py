@@ -125,9 +125,9 @@ def test_written_configuration_reproduces_the_run(trained, here):
     ],
 )
 def test_arguments_after_dashes_are_passed_on_unchanged(monkeypatch, arguments, ours, verls):
-    launch = pytest.importorskip("creditflow.engines.verl.launch")
+    engine = pytest.importorskip("creditflow.engines.verl.engine").VerlEngine
     calls = []
-    monkeypatch.setattr(launch, "dry_run", lambda recipe, overrides, _: calls.append((recipe, overrides)) or "")
+    monkeypatch.setattr(engine, "configuration", lambda self, recipe, options, _: calls.append((recipe, options)) or "")
 
     result = creditflow("train", TOY, "--engine", "verl", "--dry-run", *arguments)
 

@@ -16,7 +16,7 @@ from creditflow._utils.progress import Reporter
 from creditflow.config import load_recipe
 from creditflow.data import TrajectoryBatch, read_parquet
 from creditflow.engines.local.policy import Policy
-from creditflow.engines.verl.launch import launch
+from creditflow.engines.verl.engine import ENGINE
 from creditflow.reports.run_report import write_run_report
 from creditflow.runs.run_folder import read_metrics
 from tests.paths import RECIPES
@@ -88,7 +88,7 @@ def run(
 ) -> Run:
     """Train `recipe` on verl in `folder`."""
     chosen = load_recipe(recipe, [f"trainer.default_local_dir={folder}", "trainer.device=auto", *overrides])
-    launch(chosen, [*verl_cpu.options(n_ranks, servers), *verl], Reporter(), write_run_report)
+    ENGINE.train(chosen, [*verl_cpu.options(n_ranks, servers), *verl], Reporter(), write_run_report)
     return Run(folder)
 
 

@@ -13,7 +13,7 @@ from creditflow.engines.base import LOCAL_OPTIONS
 from creditflow.engines.verl import configuration, options
 from creditflow.engines.verl.checks import validate
 from creditflow.engines.verl.configuration import compose
-from creditflow.engines.verl.launch import dry_run, launch
+from creditflow.engines.verl.engine import ENGINE
 from creditflow.engines.verl.options import mapped
 from creditflow.engines.verl.overridden import expect_verl
 from creditflow.engines.verl.policies import policy_configs
@@ -524,7 +524,7 @@ def test_rejected_keys_exist_in_verl():
     assert [key for key in sizes if key not in defaults] == []
 
 
-@pytest.mark.parametrize(("refuses", "by_override"), [(dry_run, False), (launch, True)])
+@pytest.mark.parametrize(("refuses", "by_override"), [(ENGINE.configuration, False), (ENGINE.train, True)])
 def test_several_trained_policies_need_separate_servers(tmp_path, refuses, by_override):
     """verl's adapter for TensorRT-LLM finds servers by rank, so two policies would share the first one's servers."""
     override = f"{ROLLOUT}.name=trtllm"
@@ -565,7 +565,7 @@ def test_dry_run_prints_a_shipped_recipe_without_ray(name, monkeypatch):
     monkeypatch.setattr(ray, "init", lambda *arguments, **options: pytest.fail("Ray was started"))
     before = ray.is_initialized()
 
-    text = dry_run(load_recipe(RECIPES / f"{name}.yaml"), [], Reporter())
+    text = ENGINE.configuration(load_recipe(RECIPES / f"{name}.yaml"), [], Reporter())
 
     assert ray.is_initialized() == before
     assert "${" not in text

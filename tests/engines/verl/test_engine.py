@@ -16,7 +16,7 @@ from rich.console import Console
 
 from creditflow._utils.progress import Reporter
 from creditflow.config import load_recipe
-from creditflow.engines.verl.launch import NewLines, launch, total_steps
+from creditflow.engines.verl.engine import ENGINE, NewLines, total_steps
 from creditflow.engines.verl.recipe import read_run_handle
 from creditflow.errors import ConfigError, CreditflowError, InputError, says_disk_full
 from creditflow.monitoring.guard import RESTORE, GuardAction, GuardEvent
@@ -88,7 +88,7 @@ def cluster(monkeypatch):
 
 def start(folder, *overrides, verl=(), reporter=None):
     recipe = load_recipe(TOY, [*OURS, f"trainer.default_local_dir={folder}", *overrides])
-    return launch(recipe, [*ONE_DEVICE, *verl], reporter or Listener())
+    return ENGINE.train(recipe, [*ONE_DEVICE, *verl], reporter or Listener())
 
 
 def write(config, rows):
