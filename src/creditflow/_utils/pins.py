@@ -19,6 +19,12 @@ def changed_methods(root: Path, tested: Mapping[str, Mapping[str, str]]) -> list
     return min(differ, key=len)
 
 
+def difference(root: Path, tested: Mapping[str, Mapping[str, str]]) -> str:
+    """A part of an error: the methods that `changed_methods` finds, and the tested versions. Empty if it finds none."""
+    methods = ", ".join(name.split(": ")[1] for name in changed_methods(root, tested))
+    return methods and f"differs from {', '.join(tested)}, which creditflow was tested with, in {methods}"
+
+
 def method_hashes(root: Path, names: Iterable[str]) -> dict[str, str]:
     """The hash of each method's source in the package at `root`; empty if the method is absent.
 

@@ -15,15 +15,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from creditflow._utils.install import install_command, needs
-from creditflow._utils.pins import changed_methods, method_hashes
+from creditflow._utils.pins import difference, method_hashes
 from creditflow.engines.verl.checks import quiet
 from creditflow.errors import ConfigError
 
 SUPPORTED: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("overridden.json").read_text())
 """The hash of each method (`file: Class.method`) in each supported version of verl."""
 NAMES = frozenset(name for of_version in SUPPORTED.values() for name in of_version)
-_MOST_NAMED = 5
-"""Changed methods of verl that an error names."""
 
 
 def expect_verl() -> None:
@@ -33,13 +31,8 @@ def expect_verl() -> None:
         version, root = installed()
     except importlib.metadata.PackageNotFoundError:
         raise ConfigError(f"--engine verl: verl is not installed; {how}") from None
-    if version not in SUPPORTED and (differ := changed_methods(root, SUPPORTED)):
-        methods = ", ".join(name.split(": ")[1] for name in differ[:_MOST_NAMED])
-        more = f" and {len(differ) - _MOST_NAMED} more" if len(differ) > _MOST_NAMED else ""
-        raise ConfigError(
-            f"--engine verl: verl {version} is installed, {', '.join(SUPPORTED)} is supported, and {len(differ)} of "
-            f"the methods that creditflow overrides or relies on differ: {methods}{more}; {how}"
-        )
+    if version not in SUPPORTED and (differs := difference(root, SUPPORTED)):
+        raise ConfigError(f"--engine verl: the installed verl {version} {differs}; {how}")
     with quiet(), needs("--engine verl", "verl"):  # verl does not declare all its dependencies
         import transfer_queue  # noqa: F401
         import verl.trainer.main_ppo  # noqa: F401

@@ -24,7 +24,7 @@ import yaml
 
 from creditflow._utils.huggingface import position_limit
 from creditflow._utils.install import pip_install
-from creditflow._utils.pins import changed_methods
+from creditflow._utils.pins import difference
 from creditflow.config.references import spelled_out
 from creditflow.credit import Assignment, CreditOptions, assign
 from creditflow.credit.analysis.metrics import batch_stats
@@ -362,9 +362,5 @@ def outcome(**_: Any) -> list[float]:
 
 def _expect_tested(root: Path) -> None:
     """Raise ConfigError if a method in `tested.json` differs in the TRL at `root` from those of the tested versions."""
-    if changed := changed_methods(root, _TESTED):
-        methods = ", ".join(name.split(": ")[1] for name in changed)
-        raise ConfigError(
-            f"trl: {methods} of the installed version, {version('trl')}, differ from those of the tested ones, "
-            f"{', '.join(_TESTED)}: {pip_install(_NEWEST)}"
-        )
+    if differs := difference(root, _TESTED):
+        raise ConfigError(f"the installed trl {version('trl')} {differs}: {pip_install(_NEWEST)}")
