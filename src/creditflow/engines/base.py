@@ -8,7 +8,7 @@ distributions add engines by entry points of group `creditflow.engines`: the nam
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -152,8 +152,12 @@ def sampling_engine(engine: Engine) -> Engine:
     return engine if engine.rolls_out else find_engine(DEFAULT)
 
 
-def expect_supported(config: Config, name: str) -> None:
-    """Raise ConfigError for an option that only the default engine has, and not the engine `name`."""
-    for key in LOCAL_OPTIONS if name != DEFAULT else ():
+def expect_supported(config: Config, name: str, instead: Mapping[str, str] | None = None) -> None:
+    """Raise ConfigError for an option that only the default engine has, and not the engine `name`.
+
+    `instead`: further options of the default engine alone, and what to do in place of each.
+    """
+    local = dict.fromkeys(LOCAL_OPTIONS, f"{name} does not support it") | dict(instead or {})
+    for key, words in local.items() if name != DEFAULT else ():
         if (value := attrgetter(key)(config)) != attrgetter(key)(Config()):
-            raise ConfigError(f"{key}: {value} is for --engine {DEFAULT}; {name} does not support it")
+            raise ConfigError(f"{key}: {value} is for --engine {DEFAULT}; {words}")

@@ -34,10 +34,7 @@ SAMPLES = "trainer.log_val_generations"
 
 def expect_for_verl(config: Config) -> None:
     """Raise ConfigError for options and values of a recipe that only the embedded engine supports."""
-    expect_supported(config, NAME)
-    for key, instead in LOCAL.items():
-        if (value := attrgetter(key)(config)) != attrgetter(key)(Config()):
-            raise ConfigError(f"{key}: {value} is for --engine local; {instead}")
+    expect_supported(config, NAME, LOCAL)
     for key in ("actor_rollout_ref.actor.loss_agg_mode", "critic.loss_agg_mode"):
         if attrgetter(key)(config) == _LOCAL_LOSS:
             raise ConfigError(f"{key}: {_LOCAL_LOSS} is for --engine local; verl does not support it")
@@ -58,13 +55,15 @@ def unknown(keys: Iterable[str], defaults: Mapping[str, Any]) -> dict[str, str]:
 
 def _is_known(key: str, defaults: Mapping[str, Any]) -> bool:
     """Whether `key` exists in verl, or its section accepts any key (it is empty or null)."""
-    section = key
-    while section and section not in defaults:
-        section, _, _ = section.rpartition(".")
-    if section == key:
-        return True
-    is_open = bool(section) and defaults[section] in ({}, None)
-    return is_open and not any(other.startswith(f"{section}.") for other in defaults)
+    section = next((part for part in _with_sections(key) if part in defaults), None)
+    is_open = section is not None and defaults[section] in ({}, None)
+    return section == key or (is_open and not any(other.startswith(f"{section}.") for other in defaults))
+
+
+def _with_sections(key: str) -> list[str]:
+    """A dotted key and the sections around it, from the inside."""
+    parts = key.split(".")
+    return [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
 
 
 def mistyped(chosen: Mapping[str, Any], base: DictConfig, defaults: Mapping[str, Any]) -> dict[str, str]:
@@ -129,9 +128,7 @@ def without_effect(chosen: Mapping[str, Any], defaults: Mapping[str, Any]) -> di
     }
     problems: dict[str, str] = {}
     for key in chosen:
-        parts = key.split(".")
-        prefixes = [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
-        why = next((REFUSED[prefix] for prefix in prefixes if prefix in REFUSED), None)
+        why = next((REFUSED[part] for part in _with_sections(key) if part in REFUSED), None)
         if (reason := why or unread.get(key) or _of_another_mode(key, mode)) is not None:
             problems[key] = f"{key}: {reason}"
     if chosen.get(SAMPLES) and not chosen.get("trainer.logger"):

@@ -16,12 +16,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from creditflow.config import Config, Recipe, leaves, with_options
 from creditflow.engines.verl import checks
-from creditflow.engines.verl.options import BACK, RENAMED, mapped, sources
-from creditflow.engines.verl.recipe import KEY, LOOP, read_run_handle, recipe_section
+from creditflow.engines.verl.options import BACK, FIXED, RENAMED, mapped, sources
+from creditflow.engines.verl.recipe import KEY, read_run_handle, recipe_section
 from creditflow.errors import ConfigError
 
 _PACKAGE, CONFIG_NAME, _OWN_NAME = "verl.trainer.config", "ppo_trainer", "creditflow_recipe"
-_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
 
 def compose(recipe: Recipe, verl_overrides: Sequence[str], run_folder: Path) -> DictConfig:
@@ -71,35 +70,17 @@ def _refusal(problems: Sequence[str]) -> ConfigError:
 
 def _own_options(recipe: Recipe, run_folder: Path, defaults: Mapping[str, Any]) -> DictConfig:
     """The verl options that follow from the recipe, and the recipe itself. `defaults`: verl's own, flattened."""
-    values = _named_as_in(defaults, mapped(recipe.config)) | _fixed(run_folder, recipe) | _ray(recipe.config)
-    return nested({**values, KEY: recipe_section(recipe, run_folder)})
-
-
-def _fixed(run_folder: Path, recipe: Recipe) -> dict[str, Any]:
-    """verl options that this engine requires or sets by default."""
     trainer = recipe.config.trainer
-    return {
-        "data.train_files": "train",
-        "data.val_files": "val",
-        "data.custom_cls.path": "pkg://creditflow.engines.verl.dataset",
-        "data.custom_cls.name": "TaskDataset",
-        f"data.{KEY}": f"${{{KEY}}}",
-        "transfer_queue.backend.SimpleStorage.total_storage_size": None,  # steps are rows, limited only by memory
-        "data.dataloader_num_workers": 0,  # tasks are in memory already
-        f"{_ACTOR}.use_dynamic_bsz": True,
-        f"{_ACTOR}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
-        f"{_ROLLOUT}.name": "vllm",
-        f"{_ROLLOUT}.calculate_log_probs": True,
-        f"{_ROLLOUT}.agent.agent_loop_manager_class": "creditflow.engines.verl.agent_loop.CreditflowAgentLoopManager",
-        f"{_ROLLOUT}.agent.default_agent_loop": LOOP,
-        "algorithm.filter_groups.metric": "acc",
-        "reward.num_workers": 1,  # verl's reward workers, which are idle here
-        "trainer.use_v1": True,
+    values = {
+        **_named_as_in(defaults, mapped(recipe.config)),
+        **FIXED,
         "trainer.project_name": trainer.project_name,
         "trainer.experiment_name": trainer.experiment_name or run_folder.name,
-        "trainer.logger": [],  # the launching process opens the recipe's trackers
         "trainer.default_local_dir": str(checkpoints(run_folder)),
+        **_ray(recipe.config),
+        KEY: recipe_section(recipe, run_folder),
     }
+    return nested(values)
 
 
 def checkpoints(run_folder: Path) -> Path:
@@ -229,9 +210,8 @@ def _named_as_in(defaults: Mapping[str, Any], values: Mapping[str, Any]) -> dict
 
 
 def _ray(config: Config) -> dict[str, Any]:
-    """Ray's start options: defaults, the thread count and the recipe's `ray_kwargs.ray_init`."""
+    """Ray's start options: the thread count and the recipe's `ray_kwargs.ray_init`."""
     chosen = {f"ray_kwargs.ray_init.{key}": value for key, value in leaves(config.ray_kwargs.ray_init)}
-    quiet = {"ray_kwargs.ray_init.log_to_driver": False, "ray_kwargs.ray_init.logging_level": "warning"}
     threads = config.trainer.num_threads
     name = "ray_kwargs.ray_init.runtime_env.env_vars.OMP_NUM_THREADS"
-    return quiet | ({name: str(threads)} if threads else {}) | chosen
+    return ({name: str(threads)} if threads else {}) | chosen

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from creditflow.config import Config, OptimConfig, lora_rank_of, model_of, optim_of, trained_policies
+from creditflow.config import Config, OptimConfig, leaves, lora_rank_of, model_of, optim_of, trained_policies
 
 _TABLE: Mapping[str, Any] = yaml.safe_load(Path(__file__).with_name("options.yaml").read_text())
 MODES = ("sync", "colocate_async", "separate_async")
@@ -26,6 +26,8 @@ def _keys(sections: Mapping[str, str]) -> tuple[str, ...]:
 
 
 SAME = _keys(_TABLE["same"])
+FIXED = dict(leaves(_TABLE["fixed"]))
+"""verl options that this engine requires or sets by default."""
 LOCAL: Mapping[str, str] = _TABLE["local"]
 """Recipe options for the embedded engine, and what to do instead."""
 MICRO_BATCHES: Mapping[str, str] = _TABLE["micro_batches"]
@@ -41,10 +43,7 @@ _VALUE_OF: Mapping[str, tuple[str, ...]] = {
 """The recipe options with the value of a verl option, of which the first that is set counts."""
 RECIPE_NAME = {key: names[0] for key, names in _VALUE_OF.items()}
 """The recipe option that sets a verl option, where the two have one meaning."""
-RENAMED = {
-    f"{section}.optim.lr_scheduler_type": f"{section}.optim.lr_decay_style"
-    for section in ("actor_rollout_ref.actor", "critic")
-}
+RENAMED: Mapping[str, str] = _TABLE["other_names"]
 """Alternative names that some of verl's files use."""
 
 
