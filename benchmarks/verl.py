@@ -373,7 +373,7 @@ def drive(queue: Dictionary, path: Path) -> Clock:
         with clock.part("assign"):
             assignment = assign(trajectories.batch, OPTIONS, threshold=threshold)
         with clock.part("rows"):
-            columns = VerlRows.from_batch(*trajectories.row_keys([POLICY]), trajectories.batch)
+            columns = VerlRows(trajectories.steps_of_rows([POLICY]), trajectories.batch.token_offsets)
             step_R = columns.expect_all(queue.rows)
             trained = select(queue.rows, (assignment.groups.trained_S & assignment.batch.sampled_by(POLICY))[step_R])
             if len(trained) < len(queue.rows):

@@ -22,7 +22,7 @@ from creditflow.data.table import pack
 from creditflow.engines.verl.agent_loop import step_output
 from creditflow.engines.verl.buffer import RolloutBuffer
 from creditflow.engines.verl.rollouts import RolloutRecord, take
-from creditflow.engines.verl.rows import VerlRows, concatenate_rows, delete_rows, delete_unfinished, select
+from creditflow.engines.verl.rows import VerlRows, delete_rows, delete_unfinished, select
 from creditflow.engines.verl.runner import sampled_steps
 from tests.builders import credit_options, make_trajectory, step
 
@@ -122,7 +122,7 @@ def test_rows_get_the_advantages_that_the_local_engine_trains_on(queue, options)
 
     rows = send(trajectories)
     taken = take(WHERE, expected=len(trajectories))
-    columns = VerlRows.from_batch(*taken.row_keys(["default"]), taken.batch)
+    columns = VerlRows(taken.steps_of_rows(["default"]), taken.batch.token_offsets)
     step_of = columns.step_of_key
     step_R = columns.expect_all(rows)
     if critic is not None:
@@ -154,7 +154,7 @@ def test_rows_get_the_advantages_that_the_local_engine_trains_on(queue, options)
     np.testing.assert_array_equal(ours.credit.total_S, local.credit.total_S)
     assert ours.history_after.to_json() == local.history_after.to_json()
     assert np.abs(advantages_T).max() > 0
-    delete_rows(concatenate_rows([rows]), keep=())
+    delete_rows(rows, keep=())
 
 
 def add_groups(status: str, *uids: str) -> None:

@@ -50,21 +50,21 @@ def test_row_keys_match_the_workers(specs):
     ]
     for policies in (["default"], ["default", "other"]):
         records = trajectories_of(*team)
-        keys, steps = records.row_keys(policies)
+        steps = records.steps_of_rows(policies)
         expected = [
             (f"{key}_{i}", index)
             for key, trajectory in zip(records.keys, team, strict=True)
             for i, index in enumerate(sampled_steps(trajectory, policies))
         ]
-        assert list(zip(keys, records.batch.index_of_step[steps].tolist(), strict=True)) == expected
+        assert [(key, records.batch.index_of_step[s]) for key, s in steps.items()] == expected
 
 
 @pytest.fixture
 def team() -> tuple[VerlRows, list[str], list[int], np.ndarray]:
     """The rows of TEAM's policy `default`, their keys and steps, and the offsets of the steps' tokens."""
     records = trajectories_of(*TEAM)
-    keys, steps = records.row_keys(["default"])
-    return VerlRows.from_batch(keys, steps, records.batch), keys, steps, records.batch.token_offsets
+    steps, offsets = records.steps_of_rows(["default"]), records.batch.token_offsets
+    return VerlRows(steps, offsets), [*steps], [*steps.values()], offsets
 
 
 def test_nested_selects_rows_and_zeroes_padding(team):
@@ -91,7 +91,7 @@ def test_values_reach_the_tokens_of_their_steps(team, monkeypatch):
 
 def test_expect_all_rejects_unknown_and_missing_rows(team):
     rows, keys, steps, _ = team
-    assert rows.expect_all(meta(*reversed(keys))).tolist() == steps[::-1].tolist()
+    assert rows.expect_all(meta(*reversed(keys))).tolist() == steps[::-1]
     with pytest.raises(BatchError, match="row nobody_0_0: no step"):
         rows.expect_all(meta(*keys, "nobody_0_0"))
     with pytest.raises(BatchError, match=f"1 rows of the trajectories did not come, among them {keys[-1]}"):

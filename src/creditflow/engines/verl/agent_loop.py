@@ -21,13 +21,12 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from creditflow.data import Step, Trajectory
 from creditflow.data.table import pack
-from creditflow.engines.verl.recipe import LOOP, read_run_handle
-from creditflow.engines.verl.rollouts import RolloutRecord, partition, random_key, rollout_ids
+from creditflow.engines.verl.recipe import KEY, read_run_handle
+from creditflow.engines.verl.rollouts import RolloutRecord, partition, rollout_of
 from creditflow.engines.verl.runner import build_runner, sampled_steps
 from creditflow.engines.verl.servers import ServedPolicy, Servers
 from creditflow.errors import CreditflowError, first_line
 from creditflow.monitoring.metrics import passes
-from creditflow.rollout import Rollout
 from creditflow.rollout.chat import ChatTokenizer
 from creditflow.rollout.client import ChatClient, PolicyView
 
@@ -68,7 +67,7 @@ class RolloutWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type:
         await self.runner.close()
 
 
-@register(LOOP)
+@register(KEY)
 class WorkflowLoop(AgentLoopBase):  # type: ignore[misc]
     """verl's agent loop of a recipe: runs and scores one rollout of the workflow."""
 
@@ -85,13 +84,12 @@ class WorkflowLoop(AgentLoopBase):  # type: ignore[misc]
         place = (int(row["index"]), session_id)
         # If verl samples tasks one by one to fill a batch (gen_batch_size), a task may have two groups in one step.
         uid = "" if validate or not worker.config.data.get("gen_batch_size") else row["uid"]
-        group, name = rollout_ids(validate, step, *place, greedy, uid)
-        rollout = Rollout(pickle.loads(row["raw_prompt"]), group, name, random_key(worker.seed, validate, step, *place))
+        rollout = rollout_of(pickle.loads(row["raw_prompt"]), worker.seed, validate, step, place, greedy, uid)
         # In a training step, servers hold the weights of the step before; in asynchronous modes they may be updated
         # during the rollout. A validation runs after its step's update.
         first = step if validate else step - 1
         versions = range(first, first + 1 if validate or worker.synchronous else _UNBOUNDED)
-        servers = Servers(worker.clients, sampling_params, versions, f"{name}-{row['uid'][:8]}")
+        servers = Servers(worker.clients, sampling_params, versions, f"{rollout.id}-{row['uid'][:8]}")
         components, temperature = worker.runner.components, 0.0 if greedy else float(sampling_params["temperature"])
         started, rows = time.perf_counter(), list[AgentLoopOutput]()
         try:

@@ -29,18 +29,18 @@ def policy_configs(verl_config: Any, config: Config) -> dict[str, Any]:
     per_node = verl_config.trainer.n_gpus_per_node
     separate = verl_config.trainer.v1.trainer_mode == "separate_async"
     rollout_per_node = verl_config.actor_rollout_ref.rollout.n_gpus_per_node if separate else per_node
-    names = ("trainer.n_gpus_per_node", "actor_rollout_ref.rollout.n_gpus_per_node")
-    for name, devices in zip(names, (per_node, rollout_per_node), strict=True):
-        if devices % len(trained):
+    devices = {"trainer.n_gpus_per_node": per_node, "actor_rollout_ref.rollout.n_gpus_per_node": rollout_per_node}
+    for key, number in devices.items():
+        if number % len(trained):
             raise ConfigError(
-                f"{name}: {devices}, which {len(trained)} trained policies ({', '.join(trained)}) cannot share evenly"
+                f"{key}: {number}, which {len(trained)} trained policies ({', '.join(trained)}) cannot share evenly"
             )
     configs = {}
     for place, name in enumerate(trained):
         own = OmegaConf.create(OmegaConf.to_container(verl_config, resolve=True))
         with open_dict(own):
-            own.trainer.n_gpus_per_node = per_node // len(trained)
-            own.actor_rollout_ref.rollout.n_gpus_per_node = rollout_per_node // len(trained)
+            for key, number in devices.items():
+                OmegaConf.update(own, key, number // len(trained))
             if place > 0:
                 own.reward.num_workers = 0  # verl's reward workers are idle here, and their Ray names would collide
             own.actor_rollout_ref.model.path = model_of(config, name)[0]

@@ -72,12 +72,11 @@ class PolicyTrainer(PPOTrainer):  # type: ignore[misc]
         self.resource_pool_manager: ResourcePoolManager = ResourcePoolManager(pools, self.mapping)
 
     def policy_client(self) -> Any:
-        """The client of the policy's servers; in asynchronous modes, of one that notes versions."""
-        if self.trainer_mode == "sync":
-            return self.llm_server_manager.get_client()
-        separate = self.trainer_mode == "separate_async"
-        servers = self.standalone_server_manager if separate else self.llm_server_manager
-        return servers.get_client(client_cls=VersionedClient)
+        """verl's client of the policy's servers; in asynchronous modes, it notes versions."""
+        client = super().get_llm_client()
+        if self.trainer_mode != "sync":
+            client.__class__ = VersionedClient
+        return client
 
     def begin(self, rows: KVBatchMeta, step_R: Any, assignment: Assignment) -> None:
         """Take from `rows` those on which the policy is trained. `step_R`: the step of each row."""
@@ -183,22 +182,16 @@ class PolicyTrainer(PPOTrainer):  # type: ignore[misc]
 
 
 class PartnerPolicy(PolicyTrainer):
-    """Another trained policy of a run: verl's workers and servers, without a data set or training loop.
+    """Another trained policy of a run: verl's workers and servers, without a training loop.
 
-    A mix-in, as `PolicyTrainer`. `steps`: those of the run and those trained so far. `checkpoint`: the policy's folder
-    in the checkpoint that the run resumes from.
+    A mix-in, as `PolicyTrainer`. `begun`: the steps trained so far. `checkpoint`: the policy's folder in the checkpoint
+    that the run resumes from.
     """
 
-    def __init__(self, config: Any, policy: str, place: int, steps: tuple[int, int], checkpoint: Path) -> None:
-        self.total_training_steps, self.begun = steps
-        self.checkpoint = checkpoint
+    def __init__(self, config: Any, policy: str, place: int, begun: int, checkpoint: Path) -> None:
+        self.begun, self.checkpoint = begun, checkpoint
         self.curr_step_profile = self.prev_step_profile = False  # the leader starts and stops profilers
         super().__init__(config, policy, place)
-
-    def _init_dataloader(self) -> None:
-        with open_dict(self.config):
-            self.config.actor_rollout_ref.actor.optim.total_training_steps = self.total_training_steps
-            self.config.critic.optim.total_training_steps = self.total_training_steps
 
     def _load_checkpoint(self) -> None:
         self.global_steps = self.begun

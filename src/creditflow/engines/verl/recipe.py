@@ -14,10 +14,8 @@ from creditflow.config import Config, Recipe, recipe_of_dict
 NAME = "verl"
 """The engine's name, in `run.json` and on the command line."""
 KEY = "creditflow"
-"""The recipe's top-level key in verl's configuration."""
+"""The recipe's top-level key in verl's configuration, and the name of the agent loop in verl's registry."""
 
-LOOP = "creditflow"
-"""The name of the agent loop in verl's registry."""
 STATE, LATEST = "creditflow.json", "latest_checkpointed_iteration.txt"
 """The file with creditflow's state in a verl checkpoint, and verl's file that names the newest checkpoint."""
 TRAINER_PREFIX = "creditflow_"

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import transfer_queue as tq
 
-from creditflow.data import TRAJECTORY_STATUSES, Ints, Trajectory, TrajectoryBatch
+from creditflow.data import TRAJECTORY_STATUSES, Task, Trajectory, TrajectoryBatch
 from creditflow.data.table import batch_of, join, pack, read_part
 from creditflow.engines.common.rollouts import expect_few_failed_rollouts
 from creditflow.errors import ConfigError, InputError, first_line
@@ -32,20 +32,18 @@ def partition(validate: bool) -> str:
     return "creditflow_val" if validate else "creditflow_train"
 
 
-def rollout_ids(
-    validate: bool, step: int, index: int, session: int, greedy: bool = False, uid: str = ""
-) -> tuple[str, str]:
-    """The ids of a task's group and of one trajectory in it, from split, training step, task index and session.
+def rollout_of(
+    task: Task, seed: int, validate: bool, step: int, place: tuple[int, int], greedy: bool, uid: str
+) -> Rollout:
+    """The rollout of a task at its `place` (`RolloutRecord.place`), with ids that are unique in the run.
 
-    `uid`: verl's id of the group, if a task may have two groups in one step.
+    `uid`: verl's id of the group, if a task may have two groups in one step. Validations of a task always use the same
+    random key.
     """
-    group = f"{_VAL if validate else _TRAIN}-{step}-{index}" + (f"-{uid[:8]}" if uid else "")
-    return group, f"{group}-{'greedy' if greedy else session}"
-
-
-def random_key(seed: int, validate: bool, step: int, index: int, session: int) -> tuple[int, ...]:
-    """The random key of a rollout. Validations of a task always use the same key."""
-    return (seed, _VAL, int(index), session) if validate else (seed, _TRAIN, step, int(index), session)
+    (index, session), split = place, _VAL if validate else _TRAIN
+    group = f"{split}-{step}-{index}" + (f"-{uid[:8]}" if uid else "")
+    key = (seed, split, *place) if validate else (seed, split, step, *place)
+    return Rollout(task, group, f"{group}-{'greedy' if greedy else session}", key)
 
 
 _NO_REPORT = ScoringReport((), 0.0)
@@ -112,8 +110,8 @@ class RolloutRecords:
             **self.counted,
         }
 
-    def row_keys(self, policies: Sequence[str]) -> tuple[list[str], Ints]:
-        """The keys of the workers' rows for the trained `policies`, and the step [R] of each row.
+    def steps_of_rows(self, policies: Sequence[str]) -> dict[str, int]:
+        """The step of each of the workers' rows for the trained `policies`, by the row's key.
 
         Mirrors `runner.sampled_steps` and verl's numbering of rows.
         """
@@ -121,8 +119,8 @@ class RolloutRecords:
         steps = np.flatnonzero(batch.sampled_by(*policies) & (batch.sampled_of_step > 0))
         trajectories = batch.trajectory_of_step[steps]
         first = np.searchsorted(trajectories, trajectories)
-        numbers = (np.arange(len(steps)) - first).tolist()
-        return [f"{self.keys[n]}_{i}" for n, i in zip(trajectories.tolist(), numbers, strict=True)], steps
+        places = zip(trajectories.tolist(), (np.arange(len(steps)) - first).tolist(), steps.tolist(), strict=True)
+        return {f"{self.keys[n]}_{i}": step for n, i, step in places}
 
 
 def take(
@@ -132,7 +130,7 @@ def take(
 
     Raises ConfigError with the first mistake in the recipe that a record reports.
     """
-    tags = record_tags(where)
+    tags = tags_in(where)
     kept = [key for key in tags if uids is None or key.split("_")[0] in uids]
     expect_no_mistake(tags[key] for key in kept)
     column = tq.kv_batch_get(keys=kept, partition_id=where, select_fields=["record"])["record"].unbind() if kept else ()
@@ -149,8 +147,8 @@ def take(
     )
 
 
-def record_tags(where: str) -> dict[str, dict[str, Any]]:
-    """The tag of each record in partition `where`."""
+def tags_in(where: str) -> dict[str, dict[str, Any]]:
+    """The tag of each key in partition `where`."""
     tags: dict[str, dict[str, Any]] = (tq.kv_list(partition_id=where) or {}).get(where, {})
     return tags
 

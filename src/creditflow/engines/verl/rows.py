@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
@@ -15,7 +15,8 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
 from creditflow.credit import Assignment
-from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
+from creditflow.data import Bools, Floats, Ints
+from creditflow.engines.verl.rollouts import tags_in
 from creditflow.errors import BatchError
 
 _PADDING = -1
@@ -28,13 +29,9 @@ class VerlRows:
     """The verl rows of a batch of trajectories."""
 
     step_of_key: Mapping[str, int]
+    """See `RolloutRecords.steps_of_rows`."""
     token_offsets: Ints
     """[S+1] the batch's token offsets."""
-
-    @classmethod
-    def from_batch(cls, keys: Sequence[str], steps: Ints, batch: TrajectoryBatch) -> VerlRows:
-        """Map the `keys` [R] of rows to `steps` [R] of `batch` (from `RolloutRecords.row_keys`)."""
-        return cls(dict(zip(keys, steps.tolist(), strict=True)), batch.token_offsets)
 
     def steps(self, rows: KVBatchMeta) -> Ints:
         """[R] the step of each row; -1 for padding rows."""
@@ -79,13 +76,10 @@ class VerlRows:
 
     def nested(self, rows: KVBatchMeta, column_T: NDArray[Any]) -> torch.Tensor:
         """Convert a [T] column of the batch to a jagged tensor of the rows, with 0 in padding rows."""
+        if column_T.size != self.token_offsets[-1]:
+            raise BatchError(f"expected a value for each of {self.token_offsets[-1]} tokens, got {column_T.size}")
         place_T, offsets = self._places(rows)
-        values = np.zeros(len(place_T), np.float32)
-        if column_T.size:
-            if column_T.size != self.token_offsets[-1]:
-                raise BatchError(f"expected a value for each of {self.token_offsets[-1]} tokens, got {column_T.size}")
-            real_T = place_T != _PADDING
-            values[real_T] = column_T[place_T[real_T]]
+        values = np.append(column_T, 0)[place_T].astype(np.float32)  # the last one is that of padding
         return torch.nested.nested_tensor_from_jagged(torch.from_numpy(values), offsets=torch.from_numpy(offsets))
 
     def _places(self, rows: KVBatchMeta) -> tuple[Ints, Ints]:
@@ -137,13 +131,12 @@ def delete_unfinished(records: str) -> None:
     from partition `records` the records of all groups that are not finished. Some of their sessions had ended, and the
     records of the new ones have the same keys.
     """
-    tags = (tq.kv_list(partition_id="train") or {}).get("train", {})
+    tags = tags_in("train")
     status = {key: tag["status"] for key, tag in tags.items() if tag.get("is_prompt", False)}
     if gone := [key for key in tags if key.split("_")[0] not in status]:
         tq.kv_clear(keys=gone, partition_id="train")
     kept = {uid for uid, state in status.items() if state in ("finished", "failure")}
-    there = (tq.kv_list(partition_id=records) or {}).get(records, {})
-    if gone := [key for key in there if key.split("_")[0] not in kept]:
+    if gone := [key for key in tags_in(records) if key.split("_")[0] not in kept]:
         tq.kv_clear(keys=gone, partition_id=records)
 
 

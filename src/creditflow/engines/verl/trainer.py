@@ -7,7 +7,6 @@ the records.
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import uuid
@@ -50,7 +49,7 @@ from creditflow.engines.verl.options import MODES
 from creditflow.engines.verl.policies import policy_configs, rollout_devices
 from creditflow.engines.verl.policy_trainer import PartnerPolicy, PolicyTrainer
 from creditflow.engines.verl.recipe import NAME, STATE, TRAINER_PREFIX, read_run_handle
-from creditflow.engines.verl.rollouts import RolloutRecords, expect_no_mistake, partition, record_tags, take
+from creditflow.engines.verl.rollouts import RolloutRecords, expect_no_mistake, partition, tags_in, take
 from creditflow.engines.verl.rows import VerlRows, concatenate_rows, delete_rows, delete_unfinished, select
 from creditflow.errors import ConfigError, CreditflowError, TooManyFailedScores, first_line
 from creditflow.monitoring.evaluation import Evaluation
@@ -109,13 +108,13 @@ class CreditflowTrainer(PolicyTrainer):
     def _expect_workers(self) -> None:
         self.agent_loop_manager.expect_alive()
         if self.trainer_mode != "sync":  # a group that failed may be replaced before anyone takes its records
-            expect_no_mistake(record_tags(partition(validate=False)).values())
+            expect_no_mistake(tags_in(partition(validate=False)).values())
 
     def on_init_end(self) -> None:
         """Set up the other policies, and send all weights to the servers."""
-        steps = (self.total_training_steps, self.global_steps)
         for place, (name, config) in enumerate(self._partner_configs.items(), start=1):
-            partner = PARTNERS[self.trainer_mode](config, name, place, steps, self._checkpoint() / "policies" / name)
+            checkpoint = self._checkpoint() / "policies" / name
+            partner = PARTNERS[self.trainer_mode](config, name, place, self.global_steps, checkpoint)
             partner.init()
             self.partners.append(partner)
         with expect_live_servers():
@@ -187,8 +186,8 @@ class CreditflowTrainer(PolicyTrainer):
             values_T = np.zeros(int(batch.token_offsets[-1])) if self.use_critic else None
             options, threshold = self.guard.options(self.run.config.credit), self.guard.threshold(self.threshold)
             assignment = assign(batch, options, values_T=values_T, threshold=threshold, history=self.history)
-        row_keys, steps = rollouts.row_keys([trainer.policy for trainer in self.trainers])
-        columns = VerlRows.from_batch(row_keys, steps, batch)
+        policies = [trainer.policy for trainer in self.trainers]
+        columns = VerlRows(rollouts.steps_of_rows(policies), batch.token_offsets)
         step_R = columns.expect_all(rows)
         for trainer in self.trainers:
             trainer.begin(rows, step_R, assignment)
@@ -311,7 +310,11 @@ class CreditflowTrainer(PolicyTrainer):
         sampled = self._evaluation_trajectories(n, greedy=False) if sampling else greedy
         evaluation = Evaluation.from_batches(sampled, greedy, n)
         metrics = val_metrics(evaluation)
-        self._maybe_log_val_generations(*_validation_texts(sampled))
+        if self.config.trainer.log_val_generations:
+            trajectories = sampled.to_trajectories()
+            texts = ["\n".join(f"{step.agent}: {step.response}" for step in each.steps) for each in trajectories]
+            tasks = [each.task.text for each in trajectories]
+            self._maybe_log_val_generations(tasks, texts, sampled.outcome.tolist())
         if not hasattr(self, "timing_raw"):  # before the first training step, to whose metrics verl would add them
             self._run_guard(metrics, training=False)
         if self.global_steps == 0:
@@ -365,16 +368,6 @@ for _mode, _base in BASES.items():
 
 class TaskRunner(TaskRunnerV1.__ray_metadata__.modified_class.__ray_actor_class__):  # type: ignore[misc]
     """verl's task runner. Its process imports this module, which registers the trainers."""
-
-
-def _validation_texts(batch: TrajectoryBatch) -> tuple[list[str], list[str], list[float]]:
-    """The task, the responses of all agents and the outcome of each trajectory, for verl's trackers."""
-    turns = [
-        f"{batch.agent_names[agent]}: {text}" for agent, text in zip(batch.agent_of_step, batch.responses, strict=True)
-    ]
-    ends = np.searchsorted(batch.trajectory_of_step, np.arange(batch.n_trajectories + 1)).tolist()
-    outputs = ["\n".join(turns[begin:end]) for begin, end in itertools.pairwise(ends)]
-    return [task.text for task in batch.tasks], outputs, batch.outcome.tolist()
 
 
 _TIMING = {"gen": "rollout", "adv": "advantage"}
