@@ -231,6 +231,14 @@ def test_each_policy_has_its_own_adapter_and_optimizer():
     assert second.actor_rollout_ref.actor.optim.lr_warmup_steps == 2
 
 
+def test_own_option_of_a_policy_leaves_verls_others():
+    recipe = load_recipe(TOY, ["trainer.device=auto", *SEVERAL, "policies.second.optim.lr=0.5"])
+
+    configs = policy_configs(compose(recipe, [f"{WARM_UP}=7"], RUN), recipe.config).values()
+
+    assert [(c.actor_rollout_ref.actor.optim.lr, select(c, WARM_UP)) for c in configs] == [(1e-3, 7), (0.5, 7)]
+
+
 SEPARATE = (
     "trainer.v1.trainer_mode=separate_async",
     f"{ROLLOUT}.nnodes=1",

@@ -53,17 +53,22 @@ def mapped(config: Config) -> dict[str, Any]:
         key: next((value for name in names if (value := attrgetter(name)(config)) is not None), None)
         for key, names in _VALUE_OF.items()
     }
-    return {key: value for key, value in values.items() if value is not None} | _computed(config)
-
-
-def _computed(config: Config) -> dict[str, Any]:
-    """The verl options with another unit or encoding than the recipe's."""
-    actor, critic, trainer = config.actor_rollout_ref.actor, config.critic, config.trainer
-    trained = trained_policies(config)
     # With several trained policies, `policies.policy_configs` sets the options of each.
-    policy = trained[0] if len(trained) == 1 else ""
-    of_actor = optim_values(optim_of(config, policy), config, actor.ppo_epochs)
-    of_critic = optim_values(critic.optim, config, critic.ppo_epochs)
+    only = trained[0] if len(trained := trained_policies(config)) == 1 else ""
+    return {key: value for key, value in values.items() if value is not None} | _computed(config, only)
+
+
+def own_options(config: Config, policy: str) -> dict[str, Any]:
+    """The verl options in which a policy differs from those that all share."""
+    shared = _computed(config)
+    return {key: value for key, value in _computed(config, policy).items() if value != shared[key]}
+
+
+def _computed(config: Config, policy: str = "") -> dict[str, Any]:
+    """The verl options with another unit or encoding than the recipe's; with a `policy`, its own."""
+    actor, critic, trainer = config.actor_rollout_ref.actor, config.critic, config.trainer
+    of_actor = _optim_values(optim_of(config, policy), config, actor.ppo_epochs)
+    of_critic = _optim_values(critic.optim, config, critic.ppo_epochs)
     steps = trainer.total_epochs if trainer.total_training_steps is None else trainer.total_training_steps
     return {
         "actor_rollout_ref.model.path": model_of(config, policy)[0],
@@ -80,7 +85,7 @@ def _computed(config: Config) -> dict[str, Any]:
     }
 
 
-def optim_values(optim: OptimConfig, config: Config, epochs: int) -> dict[str, Any]:
+def _optim_values(optim: OptimConfig, config: Config, epochs: int) -> dict[str, Any]:
     """The optimizer's options under verl's names, for `epochs` updates per mini-batch."""
     updates = math.ceil(config.data.train_batch_size / config.actor_rollout_ref.actor.ppo_mini_batch_size) * epochs
     return {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from creditflow.config import Config, lora_rank_of, model_of, optim_of, trained_policies
-from creditflow.engines.verl.options import optim_values
+from creditflow.config import Config, model_of, trained_policies
+from creditflow.engines.verl.options import RENAMED, own_options
 from creditflow.errors import ConfigError
 
 
@@ -46,19 +46,7 @@ def policy_configs(verl_config: Any, config: Config) -> dict[str, Any]:
             own.actor_rollout_ref.model.path = model_of(config, name)[0]
             if config.critic.model.path is None:
                 own.critic.model.path = own.actor_rollout_ref.model.path
-            if name in config.policies:
-                _set_own(own.actor_rollout_ref, config, name)
+            for key, value in own_options(config, name).items():
+                OmegaConf.update(own, key if OmegaConf.select(own, key) is not None else RENAMED[key], value)
         configs[name] = own
     return configs
-
-
-def _set_own(section: Any, config: Config, policy: str) -> None:
-    """Apply the training options of a policy's own section."""
-    if config.policies[policy].lora_rank is not None:
-        section.model.lora_rank = lora_rank_of(config, policy)
-    if config.policies[policy].optim:
-        actor = config.actor_rollout_ref.actor
-        values = optim_values(optim_of(config, policy), config, actor.ppo_epochs)
-        if "lr_decay_style" in section.actor.optim:  # the name in some of verl's engines
-            values["lr_decay_style"] = values.pop("lr_scheduler_type")
-        section.actor.optim.update(values)
