@@ -20,6 +20,7 @@ from creditflow.engines.local.policy import Policy
 from creditflow.engines.local.policy_set import PolicySet
 from creditflow.engines.local.rollouts import tasks_at
 from creditflow.engines.local.trainer import evaluation_batch, train
+from creditflow.engines.models.tiny import tiny_byte_model
 from creditflow.errors import CreditflowError, ModelError, TooManyFailedScores
 from creditflow.runs import RunFolder
 from creditflow.runs.run_folder import read_metrics
@@ -322,6 +323,15 @@ def test_endpoint_agent_receives_credit_without_training(frozen: tuple[Path, Req
     groups = {agent: {line["group_id"] for line in table if line["agent"] == agent} for agent in ("writer", "critic")}
     assert not groups["writer"] & groups["critic"]
     assert all(np.isfinite(line["credit"]) and "compute_decomposed_reward" in line["scores"] for line in table)
+
+
+def test_frozen_policy_without_an_agent_judges(tmp_path: Path) -> None:
+    judge = "{fn: judge, agent_match: writer, weight: 0, args: {policy: judge, rubric: Short, max_tokens: 4}}"
+    functions = f"[{{fn: 'toy.py:compute_decomposed_reward'}}, {{fn: 'toy.py:first_byte_is_printable'}}, {judge}]"
+    policies = f"{{default: {{}}, judge: {{trainable: false, model: {{path: '{tiny_byte_model()}'}}}}}}"
+    settings = [f"reward.functions={functions}", f"policies={policies}", "reward.max_failed_frac=1", *ONE_STEP]
+    path = train(load_recipe(TOY, [f"trainer.default_local_dir={tmp_path}", *settings]), Reporter()).path
+    assert read_metrics(path)[0]["reward/judge/requests"] > 0
 
 
 def test_an_update_skips_rows_without_tokens(frozen: tuple[Path, Request], byte_policy: Policy) -> None:

@@ -143,8 +143,10 @@ def recipe_of_dict(values: Mapping[str, Any], name: str, folder: Path) -> Recipe
 
 
 def policies_in_use(config: Config) -> dict[str, tuple[str, ...]]:
-    """The agents of each policy that any agent names, in the order of the recipe."""
-    named = {agent.policy: () for agent in config.team.agents.values()}
+    """The agents of each policy that an agent or, as a judge, a reward function names, in the order of the recipe."""
+    judges = [entry.args.get("policy") for entry in config.reward.functions]
+    frozen = [name for name, policy in config.policies.items() if name in judges and not policy.trained]
+    named = [*(agent.policy for agent in config.team.agents.values()), *frozen]
     return {policy: tuple(a for a, spec in config.team.agents.items() if spec.policy == policy) for policy in named}
 
 

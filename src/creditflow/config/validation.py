@@ -105,7 +105,7 @@ def _validate_policies(config: Config) -> None:
         if name not in agents_of:
             raise ConfigError(
                 f"policies.{name}: no agent acts through it{did_you_mean(name, agents_of)}; name it as the policy of "
-                "an agent (team.agents), or leave it out"
+                "an agent (team.agents) or, if it is frozen, of a judge (reward.functions), or leave it out"
             )
         optim_of(config, name)
         frozen = not policy_config.trained
