@@ -82,6 +82,10 @@ def test_estimator_equals_assign_in_verls_rows(algorithm):
 def test_estimator_reads_scores_of_turns():
     got = verl_advantages({"turn_scores": True}, rewards_with(0.75))
     np.testing.assert_allclose(got, own_advantages(CreditOptions(), (0.75, 0.0)), rtol=1e-6)
+    in_32_bits = rewards_with(float(np.nextafter(np.float32(1), np.float32(2))))
+    assert verl_advantages({"turn_scores": True}, in_32_bits).any()
+    with pytest.raises(ConfigError, match=r"row 0: turn_scores.score\[0\]: expected a number .* of at most 1, got 2.0"):
+        verl_advantages({"turn_scores": True}, rewards_with(2.0))
     with pytest.raises(BatchError, match=r"row 0: rewards at tokens before the last turn.*turn_scores=true"):
         verl_advantages({"group_by": "agent"}, rewards_with(0.75))
 
@@ -111,6 +115,9 @@ def test_estimator_counts_rewards_before_the_first_turn():
         ({"creditflow": {"outcome_range": 1}}, r"expected two numbers such as \[-1,1\], got 1"),
         ({"creditflow": {"folder": True}}, "algorithm.creditflow.folder: expected a text, got True"),
         ({"creditflow": {"group_by": "task_agent_state"}}, "prompts are not known here"),
+        ({"creditflow": {"max_version_lag": 2}}, "max_version_lag: the versions of the policy are not known here"),
+        ({"creditflow": {"outcome_range": [1, 0]}}, r"outcome_range: expected the lowest reward first, got \[1,0\]"),
+        ({"creditflow": True}, "algorithm.creditflow: expected a mapping of options, got True"),
     ],
 )
 def test_estimator_refuses_what_it_cannot_do(algorithm, message):
@@ -169,6 +176,8 @@ def test_rows_that_do_not_fit_are_named(row, message):
         ({"score": np.float32(0.5), "parents": np.array([0, 1]), "turns": 3}, Entries(score=[0.5], parents=[0, 1])),
         ({"score": (None, 1), "parents": 0, "agent": 7}, Entries(agent="7", score=[None, 1], parents=[0])),
         ({"score": None, "parents": None}, Entries()),
+        ({"score": torch.tensor([0.5], dtype=torch.bfloat16, requires_grad=True)}, Entries(score=[0.5])),
+        ({"score": [0.5, [0.5]]}, r"extra_fields.score\[1\]: expected a number"),
         (
             {"score": "high"},
             r"row a_0_1: extra_fields.score\[0\]: expected a number .* of at most 1, got 'high'",
@@ -198,8 +207,35 @@ def test_modes_extend_verls_trainers(monkeypatch):
     with pytest.raises(ConfigError, match=r"reads algorithm.creditflow.adv_estimator in place of rloo; set grpo"):
         get_trainer_cls("credit_sync")(config)
     monkeypatch.setattr(plugin, "TESTED", {"0.1": dict.fromkeys(*plugin.TESTED.values(), "other")})
-    with pytest.raises(ConfigError, match=r"differs from 0.1 in AgentLoopWorkerTQ._agent_loop_postprocess, PPOTrainer"):
+    with pytest.raises(ConfigError, match=r"differs from 0.1, .* in AgentLoopWorkerTQ._agent_loop_postprocess, PPO"):
         get_trainer_cls("credit_sync")(config)
+
+
+def test_folder_goes_on_with_its_own_options_alone(tmp_path):
+    def config(**options):
+        algorithm = {"creditflow": {"outcome_range": [0, 1], **options}}
+        return OmegaConf.create({"algorithm": algorithm, "trainer": {"experiment_name": "x"}})
+
+    run = tmp_path / "run"
+    for _ in range(2):  # a run that ended before its first step
+        plugin.run_folder(run, config(), 0)
+    for number in (1, 2):
+        (run / f"steps/{number:06d}.parquet").touch()
+    plugin.run_folder(run, config(), 1)
+    assert [file.name for file in (run / "steps").iterdir()] == ["000001.parquet"]
+    with pytest.raises(ConfigError, match=r"folder: .*run has steps of an earlier run, and this one begins"):
+        plugin.run_folder(run, config(), 0)
+    with pytest.raises(ConfigError, match=r"folder: .*run belongs to a run with other options"):
+        plugin.run_folder(run, config(outcome_range=[0, 2]), 1)
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"algorithm.creditflow.folder: "):
+        plugin.run_folder(tmp_path / "file", config(), 0)
+
+
+def test_module_registers_once_when_loaded_again():
+    code = "import importlib, sys, creditflow.engines.verl.plugin as p; importlib.reload(p); import verl.trainer.ppo.v1"
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_mode_writes_advantages_and_the_step_file(queue, tmp_path):

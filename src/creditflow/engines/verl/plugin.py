@@ -13,6 +13,7 @@ modules are imported.
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -27,14 +28,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from creditflow._utils.pins import changed_methods
+from creditflow._utils.pins import difference
 from creditflow._utils.sections import Section, Share, Text, checked, expected
 from creditflow.credit import Assignment, CreditOptions, assign
 from creditflow.credit.analysis.metrics import batch_stats
 from creditflow.credit.history import History
 from creditflow.credit.thresholds.base import Threshold
 from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
-from creditflow.errors import BatchError, ConfigError
+from creditflow.errors import BatchError, ConfigError, InputError
 
 if TYPE_CHECKING:
     from creditflow.runs import RunFolder
@@ -52,13 +53,27 @@ TESTED = {
 
 
 class Entries(Section):
-    """What an agent loop may add to the `extra_fields` of a row."""
+    """Entries of credit in a row's `extra_fields`."""
 
     agent: Text = "agent"
     score: list[Share | None] = Field(default_factory=list)
     """Scores of the first turns; None, and later turns, have none."""
     parents: list[int] | None = None
-    """Indices of the rows that the first turn read; None: the row before."""
+    """Indices of the outputs that the first turn read; None: the nearest earlier one with sampled tokens."""
+
+    @classmethod
+    def checked(cls, values: Mapping[str, Any], key: str) -> Entries:
+        """Read arrays, tensors and 32-bit scores, too. Raises ConfigError that names `key`."""
+        given = {name: values[name] for name in cls.model_fields if values.get(name) is not None}
+        return checked(cls, {name: value if name == "agent" else _list(value) for name, value in given.items()}, key)
+
+
+def _list(value: Any) -> list[Any]:
+    """A number, list, array or tensor as a list. Scores from 32 bits are rounded: 1.00000003."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    items = value if isinstance(value, list | tuple) else [value]
+    return [round(float(item), 6) if isinstance(item, float | np.floating) else item for item in items]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,9 +93,7 @@ class Row:
         """The row of a key `uid_session_index`. Raises ConfigError for entries of a wrong type."""
         uid, session, index = key.rsplit("_", 2)
         extra = getattr(extra_fields, "data", extra_fields) or {}
-        own = {name: extra[name] for name in Entries.model_fields if extra.get(name) is not None}
-        own |= {name: np.atleast_1d(np.asarray(own[name])).tolist() for name in own if name != "agent"}
-        return cls(uid, int(session), int(index), outcome, checked(Entries, own, f"row {key}: extra_fields"))
+        return cls(uid, int(session), int(index), outcome, Entries.checked(extra, f"row {key}: extra_fields"))
 
     def __str__(self) -> str:
         return f"row {self.uid}_{self.session}_{self.index}"
@@ -96,7 +109,7 @@ class Settings(Section):
     """The lowest and the highest possible reward of a trajectory."""
     turn_scores: bool = False
     """Estimator: rewards at the tokens of a turn before the last are its score. A mode reads `extra_fields`."""
-    folder: Text | None = None
+    folder: Annotated[Text, Field(min_length=1)] | None = None
     """Mode: a new folder for `creditflow why` and `creditflow report`, with every step and its terms."""
 
 
@@ -112,7 +125,7 @@ class Turns:
     def from_rows(cls, rows: Sequence[Row], mask_RL: Bools, outcome_range: Sequence[float]) -> Turns:
         """Build the batch. A row without sampled tokens has no turns.
 
-        Each turn has the one before it in its row as its parent; the first turn of a row, the last ones of `parents`.
+        The parent of a turn is the one before it in its row; the first turn has the last turn of each row in `parents`.
         Raises BatchError, among others for parents that do not exist and outcomes outside the range.
         """
         in_order = sorted(range(len(rows)), key=lambda r: (rows[r].uid, rows[r].session, rows[r].index))
@@ -155,7 +168,7 @@ def _scores(turns: Mapping[Row, range]) -> Floats | None:
                 f"{row}: extra_fields.score: expected at most {len(steps)} for its turns, got {len(score)}"
             )
         scores += [*score, *[None] * (len(steps) - len(score))]
-    score_S: Floats = np.array(scores, dtype=np.float64).round(6)  # 32 bits: 1.00000003
+    score_S: Floats = np.array(scores, dtype=np.float64)
     return None if np.isnan(score_S).all() else score_S
 
 
@@ -169,7 +182,7 @@ def _edges(rows: Sequence[Row], turns: Mapping[Row, range]) -> NDArray[np.int64]
         parents = row.entries.parents
         if parents is None:
             parents = [before.index] if before and (before.uid, before.session) == (row.uid, row.session) else []
-        for parent in parents:
+        for parent in dict.fromkeys(parents):
             if parent >= row.index or (row.uid, row.session, parent) not in turns_at:
                 raise BatchError(
                     f"{row}: extra_fields.parents: expected indices, below {row.index}, of the outputs that its agent "
@@ -194,7 +207,7 @@ def _outcome(row: Row, bounds: Sequence[float]) -> float:
 
 @dataclass(slots=True)
 class Credit:
-    """The options of credit, and what they learn from batch to batch."""
+    """Options of credit and their state: threshold and history."""
 
     options: CreditOptions
     settings: Settings
@@ -213,12 +226,17 @@ class Credit:
             )
         keys, own = _options(algorithm)
         settings = checked(Settings, own, KEY)
+        low, high = settings.outcome_range
+        if not low < high:
+            raise ConfigError(f"{KEY}.outcome_range: expected the lowest reward first, got [{low:g},{high:g}]")
         try:
             options = credit_options(**keys)
         except ConfigError as error:  # it names keys of a recipe
             raise ConfigError(str(error).replace("algorithm.", f"{KEY}.")) from error
         if options.group_by == "task_agent_state":
             raise ConfigError(f"{KEY}.group_by: prompts are not known here; set task_agent_turn")
+        if "max_version_lag" in keys:
+            raise ConfigError(f"{KEY}.max_version_lag: the versions of the policy are not known here; leave it out")
         return cls(options, settings, options.propagation.make_threshold())
 
     def assign(self, turns: Turns, values_T: Floats | None = None) -> Assignment:
@@ -234,7 +252,8 @@ def _options(algorithm: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """The options of credit in verl's section `algorithm`, and those of `Settings`."""
     from omegaconf import OmegaConf
 
-    section: Any = OmegaConf.to_container(OmegaConf.create(algorithm.get("creditflow") or {}), resolve=True)
+    section: Any = OmegaConf.to_container(OmegaConf.create({KEY: algorithm.get("creditflow") or {}}), resolve=True)
+    section = checked(dict[str, Any], section[KEY], KEY)
     return section, {name: section.pop(name) for name in Settings.model_fields if name in section}
 
 
@@ -281,7 +300,7 @@ def _row_of_rewards(uid: str, r: int, reward_L: Floats, mask_L: Bools, scored: b
             f"row {r}: rewards at tokens before the last turn; they count as scores of turns with "
             f"+{KEY}.turn_scores=true"
         )
-    return Row(uid, r, 0, outcome, Entries(score=list(before) if scored else []))
+    return Row(uid, r, 0, outcome, Entries.checked({"score": before} if scored else {}, f"row {r}: turn_scores"))
 
 
 class CreditMode:
@@ -298,12 +317,8 @@ class CreditMode:
         from omegaconf import open_dict
 
         root = Path(str(sys.modules["verl"].__file__)).parent
-        if differ := changed_methods(root, TESTED):
-            raise ConfigError(
-                f"trainer.v1.trainer_mode: this verl differs from {', '.join(TESTED)} in "
-                f"{', '.join(name.split(': ')[1] for name in differ)}, which creditflow overrides or relies on; "
-                "install one of these versions"
-            )
+        if differs := difference(root, TESTED):
+            raise ConfigError(f"trainer.v1.trainer_mode: this verl {differs}; install one of these versions")
         self.credit = Credit.from_config(config.algorithm)
         if (name := str(config.algorithm.adv_estimator)) not in ("gae", "grpo", ESTIMATOR):
             raise ConfigError(
@@ -371,7 +386,10 @@ class CreditMode:
             self._folder.append_metrics(self.global_steps, numbers)
 
     def _recorded(self, turns: Turns, where: Mapping[str, Any]) -> TrajectoryBatch:
-        """The batch with texts and tokens, and ids that are unique in the run. A prompt has all before its turn."""
+        """The batch with texts and tokens, and ids that are unique in the run.
+
+        The prompt of a turn is all text before it in its row.
+        """
         import transfer_queue as tq
 
         log_probs = (
@@ -414,15 +432,19 @@ def run_folder(path: Path, config: Any, step: int) -> RunFolder:
     from creditflow.runs import RunFolder
 
     recipe = recipe_of_dict({"algorithm": _options(config.algorithm)[0]}, str(config.trainer.experiment_name), path)
-    if (path / "run.json").exists():
-        if step == 0 or (path / "config.yaml").read_text() != recipe.to_yaml():
-            why = "that a run which begins anew would remove" if step == 0 else "of a run with other options"
-            raise ConfigError(f"{KEY}.folder: {path} has steps {why}; name another folder")
-        folder = RunFolder.open(path)
-        folder.rewind(step)
-        return folder
     facts = run_facts(recipe, "verl's own program", ("torch", "verl"), verl=OmegaConf.to_container(config))
-    return RunFolder.create(path, facts, recipe.to_yaml())
+    try:
+        if not (path / "run.json").exists():
+            return RunFolder.create(path, facts, recipe.to_yaml())
+        folder, before = RunFolder.open(path), json.loads((path / "run.json").read_text())
+    except InputError as error:  # it names the option of a recipe
+        raise ConfigError(str(error).replace("trainer.default_local_dir", f"{KEY}.folder")) from error
+    if step == 0 and any((path / "steps").iterdir()):
+        raise ConfigError(f"{KEY}.folder: {path} has steps of an earlier run, and this one begins; name another folder")
+    if before.get("verl", {}).get("algorithm") != json.loads(json.dumps(facts["verl"]))["algorithm"]:
+        raise ConfigError(f"{KEY}.folder: {path} belongs to a run with other options of algorithm; name another folder")
+    folder.rewind(step)
+    return folder
 
 
 class _AfterImport:
@@ -448,20 +470,22 @@ class _AfterImport:
 
 
 def _add_estimator(core_algos: Any) -> None:
-    core_algos.register_adv_est(ESTIMATOR)(advantages)
+    if hasattr(core_algos, "register_adv_est"):
+        core_algos.register_adv_est(ESTIMATOR)(advantages)
 
 
 def _add_modes(trainers: Any) -> None:
     from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 
-    for name in ("sync", "colocate_async", "separate_async"):
+    for name in TRAINER_REGISTRY.keys() & {"sync", "colocate_async", "separate_async"}:
         mode = type(f"Credit_{name}", (CreditMode, TRAINER_REGISTRY[name]), {})
         trainers.register_trainer(f"{PREFIX}{name}")(mode)
 
 
 def _register() -> None:
     functions = {"verl.trainer.ppo.core_algos": _add_estimator, "verl.trainer.ppo.v1": _add_modes}
-    sys.meta_path.insert(0, _AfterImport(functions))
+    others = (finder for finder in sys.meta_path if type(finder).__name__ != _AfterImport.__name__)  # of a reload
+    sys.meta_path[:] = [_AfterImport(functions), *others]
     for name, function in functions.items():
         if name in sys.modules:
             function(sys.modules[name])
