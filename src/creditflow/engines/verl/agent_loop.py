@@ -35,7 +35,7 @@ _UNBOUNDED = 1 << 62
 
 
 class RolloutWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type: ignore[misc]
-    """An agent-loop worker with what the rollouts of its process share.
+    """An agent-loop worker, with the clients and the runner that the rollouts of its process share.
 
     `llm_client`: the client of each trained policy and the section of its model in verl's configuration.
     """

@@ -394,7 +394,7 @@ class _News:
         self.metrics, self.events = NewLines(folder.path / "metrics.jsonl"), NewLines(folder.path / "events.jsonl")
 
     def show(self) -> None:
-        """Print and send what is new: lines of a training step, of a validation alone, and of the guard."""
+        """Print and send new lines: those of a training step, of a validation alone, and of the guard."""
         for row in self.metrics.rows():
             step = int(row["step"])
             numbers = {key: value for key, value in row.items() if value is not None and key != "step"}

@@ -159,7 +159,7 @@ class Turns:
 
 
 def _scores(turns: Mapping[Row, range]) -> Floats | None:
-    """[S] the scores of the turns, NaN where there is none; None without any."""
+    """[S] the scores of the turns, NaN for turns without one; None if no turn has a score."""
     scores: list[float | None] = []
     for row, steps in turns.items():
         score = row.entries.score

@@ -1,7 +1,7 @@
 """Rollout servers that belong to one trained policy.
 
 verl's training workers find their servers by back end and replica rank alone: the name of the Ray actor and the path of
-the socket for weights hold nothing else. So every policy gets ranks of its own.
+the socket for weights hold nothing else. So each policy gets its own ranks.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ class RolloutRunner:
     async def score(self, trajectory: Trajectory) -> ScoringReport:
         """Fill in the trajectory's scores; returns the report on them.
 
-        Those that arrive during a scoring are scored together in the next. The report on the first of them also has
-        what they share (`RewardManager.score_apart`).
+        Trajectories that arrive during a scoring are scored together in the next. The report on the first one also has
+        their shared part (`RewardManager.score_apart`).
         """
         key = id(trajectory)
         self._waiting[key] = trajectory

@@ -45,7 +45,7 @@ class VersionedClient(FullyAsyncLLMServerClient, _RecordingClient):  # type: ign
 def version_spans(parts: list[tuple[int, int | None]]) -> list[tuple[int, int | None]]:
     """The first token and the version of each span, from the number of tokens and the version of each part.
 
-    Parts without tokens are left out, unless there are no others.
+    Parts without tokens are left out, unless all parts are.
     """
     spans: list[tuple[int, int | None]] = []
     begin = 0
