@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from creditflow._utils.install import install_command
 from creditflow._utils.progress import Reporter
 from creditflow.config import Config, leaves, load_recipe
 from creditflow.credit import assign
@@ -18,7 +20,7 @@ from creditflow.data.datasets import load_tasks
 from creditflow.engines.base import find_engine
 from creditflow.engines.common.components import load_functions
 from tests.builders import make_trajectory, mostly_slow, step
-from tests.cli.commands import creditflow
+from tests.cli.commands import creditflow, refused
 from tests.paths import DOCS
 from tests.plugins.trl.test_trl import run
 from tests.test_docs_code import BLOCK
@@ -176,7 +178,120 @@ def test_verl_command_without_a_recipe_form_is_explained() -> None:
         assert line.startswith(reason), line
 
 
+def converted(*words: str):
+    """The recipe that `from-verl` makes of words, and its comments."""
+    pytest.importorskip("hydra")
+    from creditflow.cli.from_verl import recipe_text
+
+    made, *left = recipe_text(words).split("# not carried over: ")
+    return yaml.safe_load(made), [line.rstrip("\n") for line in left if not line.startswith("data_source: ")]
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "left"),
+    [
+        (["--config-name", "ppo_megatron_trainer"], "ppo_megatron_trainer", []),
+        (["--config-path=config", "-cn", "ppo_megatron_trainer.yaml"], "ppo_megatron_trainer", []),
+        (["--config-name", "ppo_trainer"], None, []),
+        (
+            ["--config-path=X", "--config-name=mine"],
+            None,
+            ["--config-path=X --config-name=mine: not verl's"],
+        ),
+    ],
+)
+def test_from_verl_reads_the_name_of_a_configuration(words, name, left) -> None:
+    recipe, comments = converted(*words, "data.max_prompt_length=5")
+    assert recipe["data"] == {"max_prompt_length": 5}
+    assert recipe.get("verl", {}).get("config_name") == name
+    assert [line.partition(";")[0] for line in comments] == left
+
+
+def test_from_verl_reads_values_as_hydra_does() -> None:
+    recipe, left = converted(
+        "actor_rollout_ref.model.override_config={attn_implementation:eager}",
+        "trainer.experiment_name=12:30",
+        "trainer.project_name=010",
+        "++data.seed=on",
+        "++data.max_prompt_length=5",
+        "actor_rollout_ref.rollout.load_format='a\nb'",
+        "actor_rollout_ref.model.custom_chat_template={% if x %}",
+        "data.truncation='a\nb'",
+        "trainer.nnodes=1,2",
+        "trainer.nnodes='${'",
+        "+=5",
+        "nothing",
+    )
+    assert recipe["trainer"] == {"experiment_name": "12:30", "project_name": "010"}
+    assert recipe["data"]["max_prompt_length"] == 5
+    assert recipe["verl"]["actor_rollout_ref"] == {
+        "model": {"override_config": {"attn_implementation": "eager"}},
+        "rollout": {"load_format": "a\nb"},
+    }
+    assert recipe["verl"]["data"] == {"seed": "on"}
+    expected = (
+        "actor_rollout_ref.model.custom_chat_template={% if x %}: Hydra cannot read it: ",
+        "trainer.nnodes=1,2: no part of a recipe",
+        "trainer.nnodes='${': Hydra cannot read it: ",
+        "+=5: no part of a recipe",
+        "nothing: Hydra cannot read it: missing EQUAL",
+        "data.truncation='a\\nb': tasks are the recipe's",
+    )
+    for line, start in zip(left, expected, strict=True):
+        assert line.startswith(start), line
+
+
+@pytest.mark.parametrize("switch", ["trainer.v1.trainer_mode=credit_sync", "algorithm.adv_estimator=creditflow"])
+def test_from_verl_converts_a_command_with_the_plugin(switch) -> None:
+    options = ("propagation=own", "gamma=0.5", "folder=x", "outcome_range=[0,2]", "turn_scores=true", "group_byy=task")
+    recipe, left = converted(switch, "algorithm.gamma=0.9", *(f"+algorithm.creditflow.{option}" for option in options))
+    assert recipe["algorithm"] == {"propagation": "own", "gamma": 0.5}
+    assert recipe.get("verl", {}) == ({"trainer": {"v1": {"trainer_mode": "sync"}}} if "sync" in switch else {})
+    expected = [
+        "algorithm.gamma=0.9: credit has the options",
+        "+algorithm.creditflow.folder=x: set trainer.default_local_dir",
+        "+algorithm.creditflow.outcome_range=[0,2]: set `range`",
+        "+algorithm.creditflow.turn_scores=true: turns are scored",
+        "+algorithm.creditflow.group_byy=task: unknown key 'algorithm.group_byy'",
+    ]
+    comments = [line for line in left if "adv_estimator" not in line]
+    for line, start in zip(comments, expected, strict=True):
+        assert line.startswith(start), line
+
+
+def test_from_verl_carries_arguments_of_the_reward_function(tmp_path) -> None:
+    kwargs = "+reward.custom_reward_function.reward_kwargs.bonus=0.25"
+    recipe, left = converted("reward.custom_reward_function.path=r.py", kwargs)
+    assert recipe["reward"]["functions"] == [{"fn": "r.py:compute_score", "args": {"bonus": 0.25}}]
+    assert left == []
+    (tmp_path / "r.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None, bonus=0.0):\n"
+        "    return 0.5 + bonus\n"
+    )
+    (tmp_path / "made.yaml").write_text(yaml.safe_dump(recipe))
+    (function,) = load_functions(load_recipe(tmp_path / "made.yaml"))
+    trajectory = make_trajectory("0", [step("solver")])
+    trajectory.answer = "11"
+    assert function.call(trajectory) == 0.75
+    _, (without,) = converted(kwargs)
+    assert without.startswith(f"{kwargs}: rewards are the recipe's")
+
+
+def test_from_verl_refuses_other_programs() -> None:
+    pytest.importorskip("hydra")
+    message = refused("from-verl", "python3", "-m", "verl.trainer.main_generation", "data.seed=1")
+    assert message.startswith(
+        "expected a command of verl.trainer.main_ppo, got 'python3 -m verl.trainer.main_generation"
+    )
+
+
+def test_from_verl_names_the_extra_with_hydra(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "hydra.core.override_parser.overrides_parser", None)
+    assert refused("from-verl", "data.seed=1").endswith(install_command("verl"))
+
+
 def test_from_verl_writes_a_recipe_that_checks(tmp_path, monkeypatch) -> None:
+    pytest.importorskip("hydra")
     monkeypatch.chdir(write_page("verl", tmp_path))
     Path("team.py").unlink()
     command = Path("train.sh").read_text().replace("path=model", "path=tiny")

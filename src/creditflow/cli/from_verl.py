@@ -6,6 +6,7 @@ Without verl installed, keys that verl does not have stay in the recipe, and ref
 from __future__ import annotations
 
 import shlex
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Annotated, Any
@@ -13,10 +14,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from creditflow.errors import ConfigError
+from creditflow._utils.install import needs
+from creditflow.errors import ConfigError, first_line
 
-_HEAD = """\
-# From a command of verl.trainer.main_ppo. Check: creditflow train THIS_FILE --engine verl --dry-run
+_PROGRAM = "verl.trainer.main_ppo"
+_HEAD = f"""\
+# From a command of {_PROGRAM}. Check: creditflow train THIS_FILE --engine verl --dry-run
 # team.py, beside this file:
 #     async def solve(task, team):
 #         return await team.solver(task.text)
@@ -26,7 +29,10 @@ _BASE = {
     "team": {"workflow": "team.py:solve", "agents": {"solver": {}}},
 }
 """verl's credit, of whole trajectories, and its single turn."""
-_SYNC = {"trainer.v1.trainer_mode": "sync"}
+_MODE = "trainer.v1.trainer_mode"
+_REPLACED = [f"algorithm.{name}" for name in ("adv_estimator", "gamma", "lam", "norm_adv_by_std_in_grpo")]
+"""verl's options of credit, which `engines.verl.plugin` does not read."""
+_FUNCTIONS = ("reward.custom_reward_function.", "custom_reward_function.")
 
 
 class CommandClass(TyperCommand):
@@ -38,7 +44,7 @@ class CommandClass(TyperCommand):
 
 
 def from_verl(
-    overrides: Annotated[list[str], typer.Argument(metavar="KEY=VALUE", help="Those of verl.trainer.main_ppo.")],
+    overrides: Annotated[list[str], typer.Argument(metavar="KEY=VALUE", help=f"Those of {_PROGRAM}.")],
 ) -> None:
     """Print the recipe of a command of verl.
 
@@ -51,7 +57,8 @@ def from_verl(
 def recipe_text(arguments: Sequence[str]) -> str:
     """The recipe of a command's overrides, with those that could not be carried over as comments.
 
-    `arguments`: words, or one text with all of them; what precedes `verl.trainer.main_ppo` is ignored.
+    `arguments`: words, or one text with all of them; what precedes `verl.trainer.main_ppo` is ignored. Raises
+    ConfigError for a command of another program.
     """
     import yaml
     from omegaconf import OmegaConf
@@ -59,63 +66,89 @@ def recipe_text(arguments: Sequence[str]) -> str:
     from creditflow.engines.verl.checks import unknown, without_effect
     from creditflow.engines.verl.configuration import CONFIG_NAME, files, nested
     from creditflow.engines.verl.options import LOCAL, RECIPE_NAME, REFUSED
+    from creditflow.engines.verl.plugin import ESTIMATOR, KEY, PREFIX
+
+    file, given, left = _read(arguments, CONFIG_NAME)
+    recipe, verl = dict[str, Any](_BASE), {} if file == CONFIG_NAME else {"config_name": file}
+    chosen: dict[str, Any] = {key: override.value() for key, override in given.items()}
+    mode = str(chosen.get(_MODE, "sync"))
+    if mode.startswith(PREFIX) or chosen.get(_REPLACED[0]) == ESTIMATOR:
+        recipe["algorithm"] = {}
+        replaced = [key for key in _REPLACED if chosen.pop(key, None) is not None]
+        left |= {given[key].input_line: "credit has the options of the recipe's algorithm" for key in replaced}
+    if mode.startswith(PREFIX):
+        chosen[_MODE] = mode.removeprefix(PREFIX)
+    function: dict[str, Any] = {"fn": "math_verify"}
+    if section := next((section for section in _FUNCTIONS if chosen.get(f"{section}path")), None):
+        parts: Any = nested({k.removeprefix(section): chosen.pop(k) for k in given if k.startswith(section)})
+        function = {"fn": f"{parts.path}:{parts.get('name') or 'compute_score'}"}
+        if "reward_kwargs" in parts:
+            function["args"] = parts.reward_kwargs
+    else:
+        left["data_source"] = "verl chose the reward by this column; the recipe has math_verify, or name yours"
+    recipe["reward.functions"] = [function]
+    engine = tuple(f"{key}={value}" for key, value in chosen.items() if key == "model_engine")
+    verls = files(file, engine)[1] if find_spec("verl") else {}
+    added = {key for key in chosen.keys() - verls.keys() if given[key].input_line.startswith("+")}
+    listed = {key: value for key, value in chosen.items() if key not in ("model_engine", "trainer.logger")}
+    problems = without_effect(listed, {_MODE: "sync"}) | (unknown(listed.keys() - added, verls) if verls else {})
+    for key, value in chosen.items():
+        parent, dot, last = key.rpartition(".")
+        name = RECIPE_NAME.get(key, key if key in REFUSED else key.replace(f"{KEY}.", "algorithm."))
+        problem = problems.get(key, "").removeprefix(f"{key}: ")
+        moved = name != key or problem == REFUSED["data.train_files"]
+        same = not problem and key not in added | LOCAL.keys() and last != "lr_warmup_steps"  # whose units differ
+        misfit = _misfit(name, value) if moved or same else "verl's own"
+        if not misfit:
+            recipe[name] = value
+        elif not (moved or problem):
+            mark = "+" if key in added else ""
+            verl[f"{parent}{dot}{mark}{last}"] = value.replace("${", "\\${") if isinstance(value, str) else value
+        elif key not in verls or verls[key] != value:
+            left[given[key].input_line] = misfit if moved else problem
+    made = OmegaConf.to_container(nested(recipe | ({"verl": nested(verl)} if verl else {})))
+    lines = ["\\n".join(f"# not carried over: {word}: {reason}".splitlines()) + "\n" for word, reason in left.items()]
+    return _HEAD + yaml.safe_dump(made, sort_keys=False, width=120) + "".join(lines)
+
+
+def _read(arguments: Sequence[str], verls_file: str) -> tuple[str, dict[str, Any], dict[str, str]]:
+    """verl's configuration file, Hydra's overrides by key, and the words that no recipe can have, with the reasons."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    with needs("creditflow from-verl", "verl"):
+        from hydra.core.override_parser.overrides_parser import OverridesParser
+        from hydra.errors import HydraException
 
     try:
         words = shlex.split(arguments[0].replace("\\\n", " ")) if len(arguments) == 1 else list(arguments)
     except ValueError as error:
         raise ConfigError(f"not readable as a shell reads it: {error}; close the quotes") from error
-    words = words[words.index("verl.trainer.main_ppo") + 1 :] if "verl.trainer.main_ppo" in words else words
-    recipe, verl, left = dict[str, Any](_BASE), dict[str, Any](), dict[str, str]()
-    chosen: dict[str, Any] = {}
+    if _PROGRAM not in words and "-m" in words:
+        raise ConfigError(f"expected a command of {_PROGRAM}, got {shlex.join(words)[:100]!r}")
+    options = ArgumentParser(add_help=False, allow_abbrev=False)
+    options.add_argument("--config-name", "-cn", default=verls_file)
+    options.add_argument("--config-path", "-cp", default="config")
+    named, words = options.parse_known_args(words[words.index(_PROGRAM) + 1 :] if _PROGRAM in words else words)
+    file, given, left = str(named.config_name).removesuffix(".yaml"), dict[str, Any](), dict[str, str]()
+    if named.config_path not in ("config", "./config"):  # verl's own folder
+        left[f"--config-path={named.config_path} --config-name={file}"] = "not verl's; convert its options, too"
+        file = verls_file
     for word in filter(None, words):
-        key, equals, text = word.partition("=")
-        if key == "--config-name":
-            verl["config_name"] = text.removesuffix(".yaml")
-        elif word[0] in "~-" or "@" in key:
-            left[word] = "no part of a recipe; add it to the command, after --"
-        elif equals:
-            chosen[key] = _value(key, text)
-    section = "reward." if "reward.custom_reward_function.path" in chosen else ""
-    path, name = (chosen.pop(f"{section}custom_reward_function.{part}", None) for part in ("path", "name"))
-    if path is None:
-        left["data_source"] = "verl chose the reward by this column; the recipe has math_verify, or name yours"
-    recipe["reward.functions"] = [{"fn": "math_verify" if path is None else f"{path}:{name or 'compute_score'}"}]
-    engine = [f"model_engine={chosen['model_engine']}"] if "model_engine" in chosen else []
-    verls = files(verl.get("config_name", CONFIG_NAME), tuple(engine))[1] if find_spec("verl") else {}
-    bare = {key.lstrip("+"): value for key, value in chosen.items() if key not in ("model_engine", "trainer.logger")}
-    problems = without_effect(bare, _SYNC) | (unknown(bare.keys() & chosen.keys(), verls) if verls else {})
-    for key, value in chosen.items():
-        parent, dot, last = key.lstrip("+").rpartition(".")
-        name, problem = RECIPE_NAME.get(key, key), problems.get(f"{parent}{dot}{last}")
-        moved = name != key or REFUSED.get(key) == REFUSED["data.train_files"]
-        same = problem is None and key not in LOCAL and last != "lr_warmup_steps"  # whose units differ
-        misfit = _misfit(name, value) if moved or same else ""
-        if misfit is None:
-            recipe[name] = value
-        elif not (moved or problem):
-            mark = "+" if key.startswith("+") else ""
-            verl[f"{parent}{dot}{mark}{last}"] = value.replace("${", "\\${") if isinstance(value, str) else value
-        elif key not in verls or verls[key] != value:
-            left[f"{key}={value}"] = (misfit or problem or "").removeprefix(f"{key}: ")
-    options = OmegaConf.to_container(nested(recipe | ({"verl": nested(verl)} if verl else {})))
-    body = yaml.safe_dump(options, sort_keys=False, width=120)
-    return _HEAD + body + "".join(f"# not carried over: {option}: {reason}\n" for option, reason in left.items())
+        try:
+            override = OverridesParser.create().parse_override(word)
+            if override.is_delete() or override.package or override.is_sweep_override() or not override.key_or_group:
+                left[word] = "no part of a recipe; add it to the command, after --"
+            else:
+                OmegaConf.create([override.value()])  # which reads interpolations
+                given[override.key_or_group] = override
+        except (HydraException, OmegaConfBaseException) as error:
+            left[word] = f"Hydra cannot read it: {first_line(error)}"
+    return file, given, left
 
 
-def _value(key: str, text: str) -> Any:
-    import yaml
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    try:
-        made: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))
-    except (yaml.YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(f"{key}: {text!r} is not readable as a value of Hydra") from error
-    return made["value"]
-
-
-def _misfit(key: str, value: Any) -> str | None:
-    """The reason that a recipe cannot have the value; None if it can."""
+def _misfit(key: str, value: Any) -> str:
+    """The reason that a recipe cannot have the value; empty if it can."""
     from omegaconf import OmegaConf
 
     from creditflow._utils.sections import checked
@@ -123,7 +156,7 @@ def _misfit(key: str, value: Any) -> str | None:
     from creditflow.engines.verl.configuration import nested
 
     try:
-        config = checked(Config, OmegaConf.to_container(nested({key: value})))
-        return None if config.credit else ""  # the options of credit are checked when they are made
+        checked(Config, OmegaConf.to_container(nested({key: value}))).algorithm.options()  # checks options of credit
     except ConfigError as error:
         return str(error).removeprefix(f"{key}: ")
+    return ""
