@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from creditflow.errors import ConfigError
 
 _DISTRIBUTIONS = {"yaml": "pyyaml"}
-"""Distributions that are named otherwise than their module."""
+"""Distributions whose name differs from their module's."""
 
 
 def pip_install(*words: str) -> str:
