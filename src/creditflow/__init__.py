@@ -22,7 +22,7 @@ __getattr__ = attach(
     {
         "creditflow.config": ("credit_options",),
         "creditflow.credit": ("Assignment", "CreditOptions", "assign", "explain"),
-        "creditflow.rewards": ("RewardManager",),
+        "creditflow.rewards.manager": ("RewardManager",),
         "creditflow.rollout": ("Reply", "Team"),
         "creditflow.runs": ("Ledger",),
     },

@@ -24,6 +24,10 @@ class ConfigError(InputError):
     """A key or value of the configuration is unknown, missing or contradictory."""
 
 
+class MissingAttributeError(ConfigError, AttributeError):
+    """A name of a module needs a package that is not installed."""
+
+
 class DataError(InputError):
     """A data file is missing, malformed or empty."""
 

@@ -1,12 +1,13 @@
 """The command that installs what is missing fits the way in which creditflow was installed."""
 
 import json
+import subprocess
 import sys
 from importlib import metadata
 
 import pytest
 
-from creditflow._utils.install import extras_with, install_command, needs
+from creditflow._utils.install import extras_with, install_command, missing_package, needs
 from creditflow.errors import ConfigError
 
 CLONE = {"url": "file:///home/a%20b/creditflow", "dir_info": {"editable": True}}
@@ -48,6 +49,38 @@ def test_command_names_the_place_of_the_installation(tmp_path, monkeypatch, orig
         set(),
         set(),
     ]
+
+
+WITHOUT_PYDANTIC = """
+import pydoc, sys
+sys.modules["pydantic"] = None
+import creditflow
+assert not hasattr(creditflow, "RewardManager")
+assert "Train teams" in pydoc.render_doc(creditflow)
+for statement in ("creditflow.RewardManager", "from creditflow import RewardManager", "from creditflow import *"):
+    try:
+        exec(statement)
+    except creditflow.InputError as error:
+        print(error)
+"""
+
+
+def test_missing_package_hides_attributes_and_is_named():
+    ran = subprocess.run([sys.executable, "-c", WITHOUT_PYDANTIC], capture_output=True, text=True, check=True)
+    first, second, third = ran.stdout.splitlines()
+    assert first == second == f"creditflow.RewardManager needs pydantic: {install_command('report')}"
+    assert third.endswith(f"needs pydantic: {install_command('report')}")
+
+
+def test_missing_module_is_named_without_an_installation(monkeypatch):
+    def not_found(name: str):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "distribution", not_found)
+    assert install_command("report") == "pip install 'creditflow[report]'"
+    error = ModuleNotFoundError("No module named 'pydantic'", name="pydantic")
+    with pytest.raises(ModuleNotFoundError, match="No module named 'pydantic'"):
+        missing_package("creditflow.Team", error, "report")
 
 
 def test_missing_module_is_named_with_the_command(monkeypatch):

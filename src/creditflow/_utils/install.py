@@ -18,15 +18,22 @@ _DISTRIBUTIONS = {"yaml": "pyyaml"}
 
 def pip_install(*words: str) -> str:
     """The command that installs `words`, by the installer that installed creditflow."""
-    installer = metadata.distribution("creditflow").read_text("INSTALLER") or ""
-    return f"{'uv pip' if installer.strip() == 'uv' else 'pip'} install {shlex.join(words)}"
+    return f"{'uv pip' if _read('INSTALLER').strip() == 'uv' else 'pip'} install {shlex.join(words)}"
+
+
+def _read(name: str) -> str:
+    """A file of creditflow's installation; empty if there is none, as where creditflow is on the path alone."""
+    try:
+        return metadata.distribution("creditflow").read_text(name) or ""
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def install_command(extra: str) -> str:
     """The command that adds an extra, from the folder or file that creditflow came from."""
     from urllib.request import url2pathname  # slow to import
 
-    origin = json.loads(metadata.distribution("creditflow").read_text("direct_url.json") or "{}")
+    origin = json.loads(_read("direct_url.json") or "{}")
     url, what = origin.get("url"), f"creditflow[{extra}]"
     if "dir_info" in origin:
         editable = ["-e"] * bool(origin["dir_info"].get("editable"))
@@ -40,8 +47,8 @@ def extras_with(module: str | None) -> set[str]:
     """The extras of creditflow that install a module."""
     top = str(module).partition(".")[0]
     name = _DISTRIBUTIONS.get(top, top).replace("_", "[_-]")
-    pattern = re.compile(rf"{name}\b[^;]*;.*\bextra == ['\"]([\w-]+)", re.IGNORECASE)
-    return {found[1] for line in metadata.requires("creditflow") or () if (found := pattern.match(line))}
+    pattern = re.compile(rf"Requires-Dist: {name}\b[^;]*;.*\bextra == ['\"]([\w-]+)", re.IGNORECASE)
+    return {found[1] for line in _read("METADATA").splitlines() if (found := pattern.match(line))}
 
 
 def missing_package(subject: str, error: ImportError, extra: str) -> ConfigError:

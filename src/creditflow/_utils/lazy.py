@@ -7,12 +7,15 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
+from creditflow.errors import MissingAttributeError
+
 
 def attach(package: str, where: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:
     """Return a `__getattr__` for `package` (PEP 562); `where` maps each of its modules to the names in it.
 
     A name must not equal the name of a module of the package: importing that module would replace it. If a package is
-    missing, the function raises ConfigError with the command that installs it.
+    missing, the function raises ConfigError with the command that installs it. The error is an AttributeError, too, so
+    that `hasattr` and `help` work, except in `from package import name`, which hides the message of an AttributeError.
     """
     module_of = {name: module for module, names in where.items() for name in names}
 
@@ -24,7 +27,9 @@ def attach(package: str, where: Mapping[str, tuple[str, ...]]) -> Callable[[str]
         except ModuleNotFoundError as error:
             from creditflow._utils.install import missing_package  # most imports find all packages
 
-            raise missing_package(f"{package}.{name}", error, "report") from error
+            missing = missing_package(f"{package}.{name}", error, "report")
+            is_from_import = sys._getframe(1).f_globals["__name__"] == "importlib._bootstrap"
+            raise (missing if is_from_import else MissingAttributeError(str(missing))) from error
         setattr(sys.modules[package], name, value)  # later look-ups skip this function
         return value
 
