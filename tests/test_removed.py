@@ -17,6 +17,9 @@ def words_with(name: str, new: Path) -> list[object]:
         return {"creditflow": rest.split(), "recipe": ["check", rest]}.get(kind, ["init", new, "--template", rest])
     if kind == "tool":
         return ["check", TOY, f"team.agents.writer.tools=[{rest}]"]
+    if kind == "argument":
+        function, _, argument = rest.partition(".")
+        return ["check", TOY, f"reward.functions=[{{fn: {function}, args: {{{argument}: x}}}}]"]
     if kind.startswith("creditflow."):
         return ["check", TOY, f"team.workflow={name}:solve"]
     if key == "reward.functions.fn":

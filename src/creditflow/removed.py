@@ -48,6 +48,10 @@ REMOVED: dict[str, str] = {
     "algorithm.w_m": "write it as an option of the rule: `algorithm.propagation: {rule: calibrated, w_m: 1}`",
     "algorithm.w_o": "write it as an option of the rule: `algorithm.propagation: {rule: own, w_o: 1}`",
     "algorithm.w_r": "write it as an option of the rule: `algorithm.propagation: {rule: own, w_r: 1}`",
+    "argument judge.device": "leave it out; a judge has no model of its own",
+    "argument judge.path": (
+        "serve the model by `vllm serve` and set `endpoint`, or make it a frozen policy of the recipe and set `policy`"
+    ),
     "audit.max_decisions": "leave it out; `audit.max_token_frac` limits the decisions, of which there are at most 256",
     "creditflow calibrate": "compute it with SQL over `creditflow.runs.sql.connect(ledger)`",
     "creditflow diff": "use `creditflow report RUN RUN`; `creditflow recredit` prints how credit moves",
@@ -81,8 +85,8 @@ REMOVED: dict[str, str] = {
 }
 """Removed name -> advice. A name is a dotted key (`algorithm.tau`), a key with a value
 (`algorithm.propagation=replay`), a command (`creditflow diff`), a module that a recipe may name
-(`creditflow.integrations`), a shipped recipe (`recipe logic_single`), a ready-made tool, or a
-template of `creditflow init`."""
+(`creditflow.integrations`), a shipped recipe (`recipe logic_single`), a ready-made tool, a template
+of `creditflow init`, or an argument of a reward function (`argument judge.path`)."""
 
 
 def removed_hint(key: str, value: object = None) -> str:

@@ -155,6 +155,9 @@ def _load(
         return _load_sum(entry, key, where, part_of)
     function = _find(entry.fn, where.base, key) if target is None else target
     args = {str(name): value for name, value in entry.args.items()}
+    for name in args:
+        if advice := removed_hint(f"argument {entry.fn}.{name}"):
+            raise RewardError(f"{key} ({entry.fn}): unknown argument {name!r}{advice}")
     takes = {parameter.name for parameter in _parameters(function, key)}
     args = {name: value for name, value in where.shared.items() if name in takes} | args
     # The module of a file is named after the file's path.
