@@ -109,7 +109,7 @@ def test_name_without_packages_has_the_line_to_install(core, wheel, tmp_path, na
     done = run(core / "python", "-c", f"import creditflow.data; creditflow.{name}", folder=tmp_path)
     package = "pyarrow" if "parquet" in name else "pydantic"
     command = f"pip install 'creditflow[report] @ file://{wheel}'"
-    assert done.stderr.endswith(f"errors.ConfigError: creditflow.{name} needs {package}: {command}\n")
+    assert done.stderr.endswith(f"errors.MissingAttributeError: creditflow.{name} needs {package}: {command}\n")
 
 
 TRAINING = "torch transformers safetensors huggingface_hub cloudpickle jsonschema math_verify pint sympy"
