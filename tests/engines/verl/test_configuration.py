@@ -463,7 +463,6 @@ def test_options_unknown_to_verls_dataclasses_are_rejected(override, message):
             "trainer.v1.separate_async.parameter_sync_step=2",
             "trainer.default_local_dir=elsewhere",
             "algorithm.adv_estimator=gae",
-            "algorithm.use_kl_in_reward=true",
             "algorithm.filter_groups.metric=reward",
             "algorithm.filter_groups.max_num_gen_batches=10",
             "critic.enable=true",

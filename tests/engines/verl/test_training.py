@@ -14,6 +14,7 @@ from creditflow._utils.huggingface import load_tokenizer
 from creditflow.config import load_recipe
 from creditflow.credit import assign, explain, make_threshold
 from creditflow.engines.local.policy import Policy
+from creditflow.engines.models.folders import model_folder
 from creditflow.engines.models.tiny import tiny_byte_model
 from creditflow.runs import Ledger
 from tests.builders import mostly_slow
@@ -164,6 +165,21 @@ def test_template_options_and_samples_have_effect(tmp_path: Path, tmp_path_facto
     assert {tokenizer.decode(ids).rpartition(" ")[2] for ids in prompts} == {"loud:"}
     logged = [file.read_bytes() for file in (tmp_path_factory.getbasetemp() / "tensorboard").rglob("events.*")]
     assert sum(events.count(b"### Sample 2") for events in logged) == 2  # before and after training
+
+
+@pytest.mark.slow
+def test_kl_in_the_reward_is_part_of_outcomes(tmp_path: Path):
+    verl = ("algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.kl_coef=0.5")
+    trained = run(CHAIN, tmp_path / "run", *LITTLE, "trainer.total_training_steps=2", verl=verl)
+    batch, reference = trained.batch(2), model_folder(load_recipe(CHAIN, LITTLE), "default")
+    kl_T = (batch.logprobs - recomputed(batch, range(batch.n_steps), reference)[0]) * batch.response_mask
+    kl_S = np.diff(np.append(0.0, np.cumsum(kl_T))[batch.token_offsets])
+    kl_N = np.bincount(batch.trajectory_of_step, kl_S)
+    right_N = np.array([score.value for score in batch.outcome_scores])
+    np.testing.assert_allclose(batch.outcome, right_N - 0.5 * kl_N, atol=1e-3)
+    assert np.abs(kl_N).max() > 0.1
+    assert trained.series("actor/reward_kl_penalty")[0] == pytest.approx(0, abs=1e-5)
+    assert_every_step_can_be_asked_why(trained.folder)
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
 from verl.single_controller.ray import ResourcePoolManager
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
+from verl.trainer.ppo.ray_trainer import apply_kl_penalty
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
@@ -125,6 +126,17 @@ class PolicyTrainer(PPOTrainer):  # type: ignore[misc]
         dealt = np.array(partitions).reshape(n_ranks, -1, self._n_updates).transpose(0, 2, 1)
         rows.reorder(dealt.ravel().tolist())
         return rows
+
+    def fill_kl_penalty(self, columns: VerlRows, penalty_T: Floats) -> None:
+        """Fill `penalty_T` [T] with verl's KL penalty, a negative reward, of the tokens that train the policy."""
+        fields = ["response_mask", "old_log_probs", "ref_log_prob"]
+        data = tq.kv_batch_get(keys=self.rows.keys, partition_id=self.rows.partition_id, select_fields=fields)
+        nested_mask = data["response_mask"]
+        batch = DataProto(batch=data.to_padded_tensor())
+        batch.batch["token_level_scores"] = torch.zeros_like(batch.batch["old_log_probs"])
+        penalized, metrics = apply_kl_penalty(batch, self.kl_ctrl_in_reward, self.config.algorithm.kl_penalty)
+        self.metrics.update(metrics)
+        columns.fill(self.rows, response_to_nested(penalized.batch["token_level_rewards"], nested_mask), penalty_T)
 
     def put(self, columns: VerlRows, assignment: Assignment) -> None:
         """Write advantages into the rows, with the weights of verl's rollout correction, if it is configured.

@@ -67,12 +67,16 @@ class VerlRows:
     def values(self, rows: KVBatchMeta, values_T: Floats) -> None:
         """Copy the critic's values at the response tokens of `rows` into `values_T` [T]."""
         column = tq.kv_batch_get(keys=rows.keys, partition_id=rows.partition_id, select_fields=["values"])["values"]
+        self.fill(rows, column, values_T)
+
+    def fill(self, rows: KVBatchMeta, column: torch.Tensor, column_T: Floats) -> None:
+        """Copy a nested `column` of the response tokens of `rows` into `column_T` [T]."""
         values = torch.cat([row.flatten() for row in column.unbind()]).numpy()
         place_T, _ = self._places(rows)
         if len(values) != len(place_T):
             raise BatchError(f"values: expected one for each of {len(place_T)} tokens, got {len(values)}")
         real_T = place_T != _PADDING
-        values_T[place_T[real_T]] = values[real_T]
+        column_T[place_T[real_T]] = values[real_T]
 
     def nested(self, rows: KVBatchMeta, column_T: NDArray[Any]) -> torch.Tensor:
         """Convert a [T] column of the batch to a jagged tensor of the rows, with 0 in padding rows."""

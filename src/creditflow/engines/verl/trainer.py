@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import math
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partialmethod
 from pathlib import Path
 from typing import Any
@@ -203,6 +204,9 @@ class CreditflowTrainer(PolicyTrainer):
             if values_T is not None:
                 for trainer in trained:
                     columns.values(trainer.rows, values_T)
+            if self.config.algorithm.use_kl_in_reward:
+                batch = _with_kl_penalty(batch, trained, columns)
+            if values_T is not None or batch is not rollouts.batch:
                 assignment = assign(batch, options, values_T=values_T, threshold=threshold, history=self.history)
             self.threshold.update(batch_stats(assignment))
             self.history = assignment.history_after
@@ -385,6 +389,16 @@ def expect_cores(config: Any) -> None:
             f"for each of {devices} devices, {_CORES_A_ROLLOUT_DEVICE} for each of {of_rollouts} more for rollouts, "
             f"{_CORES_BESIDE} beside"
         )
+
+
+def _with_kl_penalty(batch: TrajectoryBatch, trainers: Sequence[PolicyTrainer], columns: VerlRows) -> TrajectoryBatch:
+    """The batch with outcomes that contain verl's KL penalty, summed over the trained tokens of the trajectory."""
+    penalty_T = np.zeros(int(batch.token_offsets[-1]))
+    for trainer in trainers:
+        trainer.fill_kl_penalty(columns, penalty_T)
+    penalty_S = np.diff(np.append(0.0, np.cumsum(penalty_T))[batch.token_offsets])
+    penalty_N = np.bincount(batch.trajectory_of_step, penalty_S, batch.n_trajectories)
+    return replace(batch, outcome=batch.outcome + penalty_N)
 
 
 @contextmanager
