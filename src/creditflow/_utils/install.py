@@ -22,7 +22,7 @@ def pip_install(*words: str) -> str:
 
 
 def _read(name: str) -> str:
-    """A file of creditflow's installation; empty if there is none, as where creditflow is on the path alone."""
+    """The text of a file of creditflow's installation; empty where creditflow is on the path alone."""
     try:
         return metadata.distribution("creditflow").read_text(name) or ""
     except metadata.PackageNotFoundError:
