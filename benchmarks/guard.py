@@ -6,7 +6,7 @@ healthy runs, and each default rule fires in at least 95 % of the runs with its 
 `arithmetic_chain`: metrics and guard take at most 2 % of a step.
 
 Then runs with injected faults, with and without the guard: 30 training steps of 16 tasks and 8 rollouts, a validation
-on 256 tasks every fifth, 3 seeds of each scenario. From step 10 on
+on 256 tasks every fifth, 5 seeds of each scenario. From step 10 on
 
 * `failing`: 15 % of the verdicts fail;
 * `contradictory`: every verdict is inverted;
@@ -17,9 +17,9 @@ on 256 tasks every fifth, 3 seeds of each scenario. From step 10 on
   the planner receives no credit;
 
 or, from the start, `huge_lr`: ten times the learning rate, which destroys the policy within two steps. Also five
-healthy runs of 50 steps. Writes to `runs/guard/` and reuses finished runs there. Takes about three quarters of an hour
+healthy runs of 50 steps. Writes to `runs/guard/` and reuses finished runs there. Takes about five quarters of an hour
 on two cores. Targets: with the guard, pass@1 on the 256 tasks ends no lower than without it (the mean difference is at
-least -3 points, and its 95 % bootstrap interval over seeds and tasks reaches 0); with inverted verdicts it ends higher;
+least -3 points, and its 95 % interval over seeds reaches 0); with inverted verdicts it ends higher;
 and no acting rule fires in a healthy run.
 """
 
@@ -38,7 +38,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.bootstrap import counts, paired_difference
 from benchmarks.record import ROOT, Figure, exit_with, quick_parser, show, write
 from benchmarks.runs import Run, finish
 from benchmarks.sources import TRAINING, Work
@@ -48,7 +47,7 @@ from creditflow.engines.common.components import build_components
 from creditflow.engines.common.guard import build_guard
 from creditflow.monitoring.guard import WARN, Guard, specs
 from creditflow.runs.run_folder import read_events, read_metrics
-from creditflow.studies.comparison.results import ArmResult
+from creditflow.studies.intervals import LEAST_SEEDS, paired_difference
 from tests.monitoring.scenarios import SCENARIOS, Setting, series
 
 MEASURES = (
@@ -65,7 +64,7 @@ SETTING = Setting(steps=100, test_freq=5, onset=20)
 FEW = 32
 """Rollouts a training step that are too few to tell 15 % from 10 % soon."""
 FALSE_ALARMS, FOUND, COST = 0.01, 0.95, 0.02
-SEEDS, HEALTHY, MARGIN = 3, 5, 0.03
+SEEDS, HEALTHY, MARGIN = LEAST_SEEDS, 5, 0.03
 FIRST, SPOILT = 10, 3
 FUNCTIONS = ("plan_right", "digits_right", "verdict_right")
 RECIPE = find_recipe("arithmetic_chain")
@@ -235,12 +234,12 @@ def runs_of(name: str, guarded: bool, folder: Path, seeds: int, short: tuple[str
 
 def with_and_without(name: str, guarded: Sequence[Run], plain: Sequence[Run]) -> Iterable[Figure]:
     """Final pass@1 with and without the guard, the first firing, and the difference with its interval."""
-    arms = [ArmResult(words, [], [run.result() for run in runs]) for words, runs in (("w", guarded), ("o", plain))]
-    for words, arm in zip(("with the guard", "without it"), arms, strict=True):
-        yield Figure.from_values(f"{name}: pass@1 {words}", arm.after("pass_at_1"))
+    sides = [[run.result().after.metrics["pass_at_1"] for run in runs] for runs in (guarded, plain)]
+    for words, values in zip(("with the guard", "without it"), sides, strict=True):
+        yield Figure.from_values(f"{name}: pass@1 {words}", values)
     first = [min((event["step"] for event in fired(run)), default=0.0) for run in guarded]
     yield Figure.from_values(f"{name}: the step of the first firing (0: none)", first)
-    difference = paired_difference(*(counts(arm, "pass_at_1") for arm in arms))
+    difference = paired_difference(*sides)
     spread = (difference.low, difference.high)
     yield Figure(f"{name}: what the guard adds, mean and 95 % interval", difference.mean, -MARGIN, spread=spread)
     if SICK[name].saved:

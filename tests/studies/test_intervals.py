@@ -19,8 +19,8 @@ def test_interval_is_that_of_a_paired_t_test(pairs):
     found = paired_difference(a.tolist(), b.tolist())
     half = stats.t.ppf(0.975, len(a) - 1) * (a - b).std(ddof=1) / math.sqrt(len(a))
     assert found.mean == pytest.approx((a - b).mean(), abs=1e-12)
-    assert found.high - found.mean == pytest.approx(half, rel=5e-4, abs=1e-12)
-    assert found.mean - found.low == pytest.approx(half, rel=5e-4, abs=1e-12)
+    assert found.high - found.mean == pytest.approx(half, rel=1e-9, abs=1e-12)
+    assert found.mean - found.low == pytest.approx(half, rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize("n", [3, 5, 10])
