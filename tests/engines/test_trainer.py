@@ -92,6 +92,12 @@ def test_saved_configuration_trains_from_its_own_folder(finished, tmp_path: Path
     assert (path / "steps/000001.parquet").read_bytes() == (second / "steps/000001.parquet").read_bytes()
 
 
+def test_delayed_evaluations_begin_after_the_delay(recipe_file: Path) -> None:
+    options = ("trainer.total_training_steps=5", "trainer.test_freq=1", "trainer.test_delay=3")
+    path = run(recipe_file, "run", *options, "trainer.val_before_train=false")
+    assert [row["step"] for row in read_metrics(path) if "val/pass_at_1" in row] == [4, 5]
+
+
 def test_failed_evaluation_keeps_the_model_and_the_step(recipe_file: Path) -> None:
     line = 'return float(trajectory.answer.split()[-1:] == ["a"])'
     replace_in_team(recipe_file, line, f'assert not trajectory.id.startswith("1-")\n    {line}')

@@ -389,6 +389,8 @@ class TrainerConfig(Section):
     """Evaluate before the first training step."""
     test_freq: int = -1
     """Evaluate every `test_freq` training steps; -1: only at the end."""
+    test_delay: NonNegativeInt = 0
+    """Training steps at the beginning without an evaluation by `test_freq`."""
     save_freq: int = -1
     """Write a checkpoint every `save_freq` training steps; -1: only at the end."""
     resume_mode: Literal["auto", "disable", "resume_path"] = "auto"

@@ -7,7 +7,7 @@ right.
 
 Recipe settings (`recipe.*`): `operations` (k); `train_tasks`, `val_tasks`, `val_split` (`val`; `tune` evaluates on the
 tasks of a third split, for choosing learning rates); `hidden`, `layers`; `warmup_planner` and `warmup_executor`, the
-sampled accuracies at which the warm-up stops.
+sampled accuracies at which the warm-up stops; `warmup_seed`, which decides its initial weights and examples.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def candidate_kind(step: Step) -> str | None:
 
 def warm_model(recipe: dict[str, Any]) -> Path:
     """The folder of a small Llama that half solves these tasks; made on first use, in about a minute, and cached."""
-    keys = ("operations", "hidden", "layers", "warmup_planner", "warmup_executor")
+    keys = ("operations", "hidden", "layers", "warmup_planner", "warmup_executor", "warmup_seed")
     settings = {key: recipe[key] for key in keys}
     return word_model(f"arithmetic_chain-{WARM_UP_VERSION}", settings, WORDS, 512, _teach)
 
@@ -215,7 +215,7 @@ HEAD_START = 0.3
 
 
 def _teach(policy: Policy, settings: dict[str, Any]) -> None:
-    rng = random.Random(0)
+    rng = random.Random(settings["warmup_seed"])
     operations = settings["operations"]
     rows, planning = dict(EXECUTOR_ROLES), False
 

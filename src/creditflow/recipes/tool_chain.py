@@ -11,7 +11,8 @@ values, for a `put` the call with the stored result. A sub-reward judges a call 
 the last value is right.
 
 Recipe settings (`recipe.*`): `facts`, `operations`; `train_tasks`, `val_tasks`, `val_split`; `hidden`, `layers`;
-`warmup`, the sampled accuracy of every agent at which the warm-up stops.
+`warmup`, the sampled accuracy of every agent at which the warm-up stops; `warmup_seed`, which decides its initial
+weights and examples.
 """
 
 from __future__ import annotations
@@ -186,7 +187,7 @@ WARM_UP_VERSION = 1
 
 def warm_model(recipe: dict[str, Any]) -> Path:
     """The folder of a small Llama whose calls are mostly right; made on first use and cached."""
-    settings = {key: recipe[key] for key in ("hidden", "layers", "warmup")}
+    settings = {key: recipe[key] for key in ("hidden", "layers", "warmup", "warmup_seed")}
     return word_model(f"tool_chain-{WARM_UP_VERSION}", settings, WORDS, 64, _teach)
 
 
@@ -211,7 +212,7 @@ def _example(role: str, rng: random.Random) -> tuple[str, str]:
 
 
 def _teach(policy: Policy, settings: dict[str, Any]) -> None:
-    rng, left = random.Random(0), list(ROLES)
+    rng, left = random.Random(settings["warmup_seed"]), list(ROLES)
 
     def learned(step: int) -> bool:
         nonlocal left

@@ -29,7 +29,7 @@ FINISHED = "evaluation.json"
 MAY_CHANGE = {
     f"trainer.{name}"
     for name in (
-        *("default_local_dir", "total_training_steps", "total_epochs", "save_freq", "test_freq"),
+        *("default_local_dir", "total_training_steps", "total_epochs", "save_freq", "test_freq", "test_delay"),
         *("resume_mode", "resume_from_path", "max_actor_ckpt_to_keep"),
         *("logger", "project_name", "experiment_name"),
     )

@@ -105,7 +105,8 @@ async def _train(run: RunState, steps: int) -> None:
                     warn_of_first_step(metrics, run.components, run.folder.path, run.reporter)
                 run.done, last = step, step == steps
                 bar.advance(status=status_line(metrics))
-                run.evaluated = not (last or (trainer.test_freq > 0 and step % trainer.test_freq == 0))
+                tested = step > trainer.test_delay and trainer.test_freq > 0 and step % trainer.test_freq == 0
+                run.evaluated = not (last or tested)
                 try:
                     if not run.evaluated:
                         evaluation = await _evaluate(run, f"after step {step}")

@@ -27,12 +27,13 @@ def word_model(
 ) -> Path:
     """The folder of a small Llama with one token per word, which `teach` warms up; made on first use and cached.
 
-    `settings`: `hidden`, `layers`, and others that the model depends on; the folder is named after all of them.
+    `settings`: `hidden`, `layers`, and others that the model depends on, such as `warmup_seed` (default 0) for its
+    initial weights; the folder is named after all of them.
     """
 
     def make(folder: Path) -> None:
-        sizes = {key: settings[key] for key in ("hidden", "layers")}
-        save_tiny_llama(folder, word_tokenizer(words), **sizes, positions=positions, seed=0)
+        sizes, seed = {key: settings[key] for key in ("hidden", "layers")}, settings.get("warmup_seed", 0)
+        save_tiny_llama(folder, word_tokenizer(words), **sizes, positions=positions, seed=seed)
         policy = Policy.load(folder, pick_device("cpu"))
         teach(policy, settings)
         policy.save(folder)
