@@ -92,16 +92,34 @@ def never_enough(step: Step, value: float) -> float:
     return 0.5 * value if step.agent == "executor" else value
 
 
-@_wrong
-def noisy20(step: Step, value: float) -> float:
-    """One verdict in five is inverted."""
-    return 1.0 - value if _percent(step, "noisy") < 20 else value
+NOISE = {"binary20": 0.80, "binary35": 0.65, "judge": 0.75}
+"""The share of right guesses that a score alone allows where right and wrong steps are equally frequent.
+
+Only whether a step is right enters: a share of right digits between 0 and 1 would show through any inversion.
+"""
 
 
 @_wrong
-def noisy35(step: Step, value: float) -> float:
-    """About one verdict in three (35 %) is inverted."""
-    return 1.0 - value if _percent(step, "noisy") < 35 else value
+def binary20(step: Step, value: float) -> float:
+    """Whether the step is right, inverted for one step in five."""
+    return float((value == 1) != (_percent(step, "noisy") < 20))
+
+
+@_wrong
+def binary35(step: Step, value: float) -> float:
+    """Whether the step is right, inverted for 35 % of the steps."""
+    return float((value == 1) != (_percent(step, "noisy") < 35))
+
+
+GRADES = {True: (1, 3, 10, 30, 100), False: (10, 25, 50, 80, 100)}
+"""Percentage of right and of wrong steps with a grade of at most 0, 1/4, 1/2, 3/4 and 1."""
+
+
+@_wrong
+def judge(step: Step, value: float) -> float:
+    """A lenient judge's grade: half of the wrong steps get 3/4 or 1, a tenth of them 0."""
+    percent = _percent(step, "judge")
+    return sum(percent >= below for below in GRADES[value == 1]) / 4
 
 
 def _judged(name: str, step: Step, trajectory: Trajectory, wrong: str | None, first: int) -> float:

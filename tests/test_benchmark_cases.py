@@ -1,5 +1,6 @@
 """Tests of the faulty rewards and teams that benchmarks train with."""
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,7 @@ from creditflow.engines.local.decisions import AFTER, BEFORE, _Continuation
 from creditflow.rollout import AgentSpec
 from tests.builders import Scripted, make_trajectory, step
 from tests.recipes.team import agents_of, functions_of, scored_rollout
-from tests.recipes.test_arithmetic_chain import SYSTEM, TASK, a_good_team, a_good_team_but, run_team
+from tests.recipes.test_arithmetic_chain import PLAN, SYSTEM, TASK, a_good_team, a_good_team_but, run_team
 
 TRAINING, EVALUATION = "0-3-1-2", "1-1-2"
 
@@ -50,7 +51,55 @@ def test_retry_is_scored_by_the_same_operation_of_the_story() -> None:
     assert scored(cases.digits_of_reference, named(trajectory, TRAINING), "executor") == [1.0] * 4
 
 
-@pytest.mark.parametrize(("wrong", "share"), [("noisy20", 0.20), ("noisy35", 0.35), ("contradictory", 1.0)])
+RESPONSES = {
+    "planner": (PLAN, PLAN.replace("1 3", "3 1"), PLAN.replace("*", "+").replace("1 3", "3 1"), "9 9"),
+    "executor": ("0 4", "0 5", "9 4", "9 9"),
+    "verifier": ("0 4 ok", "0 4 bad"),
+}
+"""A right response to each agent's prompt, and wrong ones with several shares of right parts."""
+FUNCTIONS = {"planner": cases.plan_right, "executor": cases.digits_right, "verifier": cases.verdict_right}
+
+
+def noisy_scores(agent: str, wrong: str, rollouts: int) -> list[tuple[float, float]]:
+    """The recipe's score and the noisy one, for each response in many rollouts of many training steps."""
+    pairs = []
+    for response in RESPONSES[agent]:
+        for k in range(rollouts):
+            spec = step(agent, response=response, info={"sum": "5 2 * 0 2 =", "candidate": "0 4"})
+            trajectory = make_trajectory(f"0-{k % 48 + 1}-{k // 48 % 8}-{k // 384}", [spec])
+            trajectory.task = TASK
+            (made,) = trajectory.steps
+            pairs.append((FUNCTIONS[agent](made, trajectory), FUNCTIONS[agent](made, trajectory, wrong=wrong)))
+    return pairs
+
+
+def right_guesses(pairs: list[tuple[float, float]], ones: set[float], others: set[float]) -> float:
+    """The best share of right guesses from a noisy score alone, whether the own score is one of `ones` or `others`.
+
+    Both kinds count as equally frequent. The best guess for a noisy score is the kind that has it more often.
+    """
+    by_kind = [Counter(noisy for own, noisy in pairs if own in kind) for kind in (ones, others)]
+    return sum(max(counts[noisy] / counts.total() for counts in by_kind) for noisy in by_kind[0] | by_kind[1]) / 2
+
+
+@pytest.mark.parametrize("agent", RESPONSES)
+@pytest.mark.parametrize("wrong", cases.NOISE)
+def test_noisy_score_predicts_the_truth_at_its_stated_rate(wrong: str, agent: str) -> None:
+    pairs = noisy_scores(agent, wrong, 2000)
+    wrong_scores = {own for own, _ in pairs} - {1.0}
+    assert len(wrong_scores) == {"planner": 3, "executor": 2, "verifier": 1}[agent]
+    assert right_guesses(pairs, {1.0}, wrong_scores) == pytest.approx(cases.NOISE[wrong], abs=0.02)
+    for own in wrong_scores:  # half-right and wholly wrong steps look alike
+        assert right_guesses(pairs, {1.0}, {own}) == pytest.approx(cases.NOISE[wrong], abs=0.025)
+        assert right_guesses(pairs, {own}, wrong_scores) < 0.525
+
+
+def test_inverted_graded_score_would_reveal_wrong_steps() -> None:
+    pairs = [(own, 1 - own if k < 7 else own) for k in range(20) for own in (1.0, 0.5)]
+    assert right_guesses(pairs, {1.0}, {0.5}) == 1.0
+
+
+@pytest.mark.parametrize(("wrong", "share"), [("binary20", 0.20), ("binary35", 0.35), ("contradictory", 1.0)])
 def test_verdicts_are_inverted_from_a_step_on_in_training_only(wrong: str, share: float) -> None:
     trajectory, _ = run_team(a_good_team)
     turned = [
