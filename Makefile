@@ -17,9 +17,7 @@
 # make verifiers   install verifiers in an environment of its own, .venv/verifiers: workflows of `verifiers://NAME`
 # make test-verifiers  the tests with verifiers itself, in that environment
 # make bench-traces  measure the conversion of traces beside Agent Lightning's
-# make claims       train the small team at 13 and at 30 turns: an hour
-# make leaderboard  build docs/benchmarks/credit_rules.md again from its committed results
-# make study        train the small team under every rule of docs/benchmarks/credit_rules.md; MINUTES=60 for an hour of it
+# make study        train teams under rules of credit: MINUTES=60 for an hour of it, STUDY=sums for SmolLM2
 # make openenv      install OpenEnv in an environment of its own, .venv/openenv: the server of the environment example
 # make test-vllm    the tests with vLLM itself, as the sampler and as verl's rollout server
 # make constraints  resolve constraints.txt again
@@ -28,7 +26,7 @@
 # pip installs torch and uv, uv the rest, from pinned constraints (see docs/design/dependencies.md).
 
 .DELETE_ON_ERROR:
-.PHONY: demo demo-llm compiler check test test-all test-oldest test-pinned test-newest test-python lint docs sandbox browser charts benchmarks vllm openenv test-vllm verifiers test-verifiers bench-traces claims leaderboard study constraints clean
+.PHONY: demo demo-llm compiler check test test-all test-oldest test-pinned test-newest test-python lint docs sandbox browser charts benchmarks vllm openenv test-vllm verifiers test-verifiers bench-traces study constraints clean
 .SUFFIXES:
 
 VENV := .venv
@@ -222,15 +220,9 @@ $(STAMPS)/verifiers: $(STAMPS)/torch pyproject.toml
 		-e '.[report,verifiers]' '$(VERIFIERS)' '$(TORCH)' pytest hypothesis
 	@touch $@
 
-# Finished runs are found again: `claims` and `study` may be broken off at any time.
-claims: $(STAMPS)/test
-	for turns in 13 30; do $(BIN)/python -m benchmarks.credit_rules --team "$$turns turns" || test $$? -eq 1 || exit; done
-
+# Finished runs are found again: it may be broken off at any time.
 study: $(STAMPS)/test
-	$(BIN)/python -m benchmarks.credit_rules $(if $(MINUTES),--minutes $(MINUTES))
-
-leaderboard: $(STAMPS)/test
-	for page in credit_signal fidelity credit_rules; do $(BIN)/python -m benchmarks.$$page --table || exit; done
+	$(BIN)/python -m benchmarks.which_credit $(STUDY) $(if $(MINUTES),--minutes $(MINUTES))
 
 lint: $(STAMPS)/test
 	$(BIN)/ruff check .

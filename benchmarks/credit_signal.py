@@ -24,10 +24,10 @@ from statistics import fmean
 import numpy as np
 import torch
 
-from benchmarks.credit_rules import CASES, OWN, REALISTIC
 from benchmarks.record import MISSED, RESULTS, ROOT, Figure, exit_with, fill_page, quick_parser, write
 from benchmarks.recordings import BATCHES, CreditedBatches, Recording, credit_all, credited, record
 from benchmarks.sources import TRAINING, Work
+from benchmarks.studies import CHAIN_CASES, OWN
 from creditflow._utils.files import alone_in
 from creditflow.config import credit_options
 from creditflow.data import Floats
@@ -35,7 +35,7 @@ from creditflow.data import Floats
 MEASURES = (
     *TRAINING,
     "benchmarks/cases.py",
-    "benchmarks/credit_rules.py",
+    "benchmarks/studies.py",
     "benchmarks/credit_signal.py",
     "benchmarks/recordings.py",
     "src/creditflow/recipes/arithmetic_chain.py",
@@ -43,8 +43,7 @@ MEASURES = (
 )
 PAGE, COMMAND = ROOT / "docs" / "benchmarks" / "credit_rules.md", "python -m benchmarks.credit_signal"
 NAME = "credit_signal"
-INVERTED = {"noisy, 20 %": 0.20, "noisy, 35 %": 0.35}
-"""The share of inverted verdicts, by case; for the result files."""
+REALISTIC = tuple(case for case in CHAIN_CASES if case != "exact")
 _UNBIASED = credit_options(propagation="identical", adv_estimator="rloo", group_by="task")
 
 
@@ -122,18 +121,18 @@ def main() -> int:
     measured = Measurements.take(work, quick=given.quick)
     true_BD = {case: true_gradients(one) for case, one in measured.recordings.items()}
     found = {
-        rule: {case: efficiency(by_case[case].gradient_BD, true_BD[case]) for case in CASES}
+        rule: {case: efficiency(by_case[case].gradient_BD, true_BD[case]) for case in CHAIN_CASES}
         for rule, by_case in measured.credit.items()
     }
-    print("efficiency in %, with its standard error; (x) relative to own + outcome, mean over the cases but exact")
-    print(" " * 26 + "".join(f"{case[:14]:>16}" for case in CASES) + f"{'(x)':>8}")
+    print("efficiency in %, with its standard error; (x) relative to own, mean over the cases but exact")
+    print(" " * 26 + "".join(f"{case[:14]:>16}" for case in CHAIN_CASES) + f"{'(x)':>8}")
     for rule, by_case in found.items():
         cells = "".join(f"{100 * one.efficiency:9.2f} ±{100 * one.error:5.2f}" for one in by_case.values())
         print(f"{rule:26}{cells}{relative_efficiency(by_case, found[OWN]):8.2f}")
     print(f"{(time.monotonic() - began) / 60:.1f} minutes")
     figures = [
         Figure(
-            f"{rule}: efficiency relative to own + outcome, mean over the cases but exact",
+            f"{rule}: efficiency relative to own, mean over the cases but exact",
             relative_efficiency(by_case, found[OWN]),
         )
         for rule, by_case in found.items()
@@ -146,7 +145,7 @@ def main() -> int:
         print(f"{MISSED}: 0 of 0")
         return 0
     seconds = time.monotonic() - began
-    facts = {"batches": BATCHES, "seconds": seconds, "inverted": INVERTED, "results": details}
+    facts = {"batches": BATCHES, "seconds": seconds, "results": details}
     write("credit_signal", figures, ("creditflow", "torch", "numpy"), work.measured, facts)
     fill_page(PAGE, COMMAND, table_lines(details))
     print(f"{MISSED}: 0 of 0")
@@ -159,9 +158,9 @@ def table_lines(results: Mapping[str, Mapping[str, Mapping[str, float]]]) -> lis
         rule: {case: Signal(one["efficiency"], one["error"]) for case, one in by_case.items()}
         for rule, by_case in results.items()
     }
-    lines = [f"| rule | {' | '.join(CASES)} | relative |", f"|{' --- |' * (len(CASES) + 2)}"]
+    lines = [f"| rule | {' | '.join(CHAIN_CASES)} | relative |", f"|{' --- |' * (len(CHAIN_CASES) + 2)}"]
     for rule, by_case in found.items():
-        cells = [f"{100 * by_case[case].efficiency:.1f} ± {100 * by_case[case].error:.1f}" for case in CASES]
+        cells = [f"{100 * by_case[case].efficiency:.1f} ± {100 * by_case[case].error:.1f}" for case in CHAIN_CASES]
         lines.append(f"| {rule} | {' | '.join(cells)} | {relative_efficiency(by_case, found[OWN]):.2f} |")
     return lines
 

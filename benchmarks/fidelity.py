@@ -27,11 +27,11 @@ import numpy as np
 import torch
 
 from benchmarks import credit_signal
-from benchmarks.credit_rules import CASES, OWN, REALISTIC
-from benchmarks.credit_signal import INVERTED, Measurements
+from benchmarks.credit_signal import REALISTIC, Measurements
 from benchmarks.record import MISSED, RESULTS, ROOT, Figure, exit_with, fill_page, quick_parser, write
 from benchmarks.recordings import LAST_BATCHES, CreditedBatches, Recording, recipe_of, team_of
 from benchmarks.sources import TRAINING, Work
+from benchmarks.studies import CHAIN_CASES, OWN
 from creditflow._utils.files import write_whole
 from creditflow.config import credit_options, trained_agents
 from creditflow.credit import assign
@@ -53,7 +53,7 @@ MEASURES = (
     "src/creditflow/recipes/arithmetic_chain.py",
     "src/creditflow/recipes/arithmetic_chain.yaml",
     "benchmarks/cases.py",
-    "benchmarks/credit_rules.py",
+    "benchmarks/studies.py",
     "benchmarks/credit_signal.py",
     "benchmarks/fidelity.py",
     "benchmarks/recordings.py",
@@ -129,13 +129,13 @@ def values_of(
 def table_lines(results: Mapping[str, Any]) -> list[str]:
     """The table of the page: fidelity of advantages in percent, with half of its 95 % interval.
 
-    Bold or italic if it is above or below that of own + outcome by a difference whose interval excludes 0.
+    Bold or italic if it is above or below that of `own` by a difference whose interval excludes 0.
     """
-    lines = [f"| rule | {' | '.join(CASES)} |", f"|{' --- |' * (len(CASES) + 1)}"]
-    for rule in results[next(iter(CASES))]["rules"]:
-        cells = [results[case]["rules"][rule] for case in CASES]
+    lines = [f"| rule | {' | '.join(CHAIN_CASES)} |", f"|{' --- |' * (len(CHAIN_CASES) + 1)}"]
+    for rule in results[next(iter(CHAIN_CASES))]["rules"]:
+        cells = [results[case]["rules"][rule] for case in CHAIN_CASES]
         lines.append(f"| {rule} | {' | '.join(_emphasis(one) + _cell(one) + _emphasis(one) for one in cells)} |")
-    ceilings = [_cell(results[case]["ceiling"]) for case in CASES]
+    ceilings = [_cell(results[case]["ceiling"]) for case in CHAIN_CASES]
     return [*lines, f"| *noise ceiling* | {' | '.join(ceilings)} |"]
 
 
@@ -166,7 +166,7 @@ def main() -> int:
     recorded = Work.begin(credit_signal.NAME, credit_signal.MEASURES, quick=given.quick)
     measured = Measurements.take(recorded, quick=given.quick)
     values = values_of(measured.recordings, *((8, 2) if given.quick else (DECISIONS, CONTINUATIONS)), work.folder)
-    details = {case: _details(measured.credit, case, values[team_of(case)]) for case in CASES}
+    details = {case: _details(measured.credit, case, values[team_of(case)]) for case in CHAIN_CASES}
     for line in table_lines(details):
         print(line)
     if not given.quick:
@@ -178,7 +178,7 @@ def main() -> int:
             for rule in measured.credit
         ]
         seconds = time.monotonic() - began  # less if a part was kept
-        facts = {"batches": LAST_BATCHES, "inverted": INVERTED, "seconds": seconds, "results": details}
+        facts = {"batches": LAST_BATCHES, "seconds": seconds, "results": details}
         hashes = {**work.measured, **recorded.measured}  # the credit may be older than the values
         write("fidelity", figures, ("creditflow", "torch", "numpy"), hashes, facts)
         fill_page(PAGE, COMMAND, table_lines(details))
@@ -210,7 +210,7 @@ def _details(
 
 
 def _compared(values: DecisionValues, known_D: Bools, credit_D: Floats, own_D: Floats | None = None) -> Share:
-    """The fidelity of a rule, less that of own + outcome (`own_D`), on the decisions that the rule trains on, or both.
+    """The fidelity of a rule, less that of `own` (`own_D`), on the decisions that the rule trains on, or both.
 
     `known_D`: the decisions with a value.
     """

@@ -1,4 +1,4 @@
-"""Recorded batches of the leaderboard's teams, and the credit of every rule, for measurements that train no policy.
+"""Recorded batches of the small study's teams, and the credit of every rule, for measurements that train no policy.
 
 `arithmetic_chain` with its initial model samples batches of 8 tasks and 8 rollouts. Cases that differ in scores alone
 share the batches; each case scores them. The gradient of each step is sketched: per linear layer, inputs and output
@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.credit_rules import ALWAYS, CASES, MAPPO, OTHER_TEAMS, RECIPE, RULES
+from benchmarks.studies import ARMS, CHAIN_CASES, MAPPO
 from creditflow._utils.files import write_whole
 from creditflow._utils.progress import Reporter
 from creditflow.config import Recipe, load_recipe, trained_policies
@@ -40,6 +40,8 @@ LAST_BATCHES = 16
 """Single decisions are measured in the last batches; thresholds and fitted parts adapt over those before."""
 WIDTH = 12
 """Random directions for the inputs and for the output gradients of a layer; a sketch has their product as its size."""
+_OTHER_TEAMS = ("saboteur",)
+"""The cases with batches of their own."""
 _KEY = 7
 """Added to a batch's number in the random keys of its rollouts."""
 MINI_BATCHES = 2
@@ -77,13 +79,13 @@ class CreditedBatches:
 
 def recipe_of(case: str, *overrides: str) -> Recipe:
     """The recipe of a case."""
-    return load_recipe(RECIPE, [*ALWAYS, *CASES[case], "data.seed=0", *overrides])
+    return load_recipe("arithmetic_chain", [*CHAIN_CASES[case].options, "data.seed=0", *overrides])
 
 
 def cases_by_team() -> dict[str, list[str]]:
     """The cases that share the batches of each team."""
-    teams = {case: team_of(case) for case in CASES}
-    return {team: [case for case in CASES if teams[case] == team] for team in dict.fromkeys(teams.values())}
+    teams = {case: team_of(case) for case in CHAIN_CASES}
+    return {team: [case for case in CHAIN_CASES if teams[case] == team] for team in dict.fromkeys(teams.values())}
 
 
 def record(folder: Path, batches: int) -> Mapping[str, Recording]:
@@ -99,12 +101,12 @@ def record(folder: Path, batches: int) -> Mapping[str, Recording]:
             bar.reach(done, len(by_team) * batches)
         for one in sampling:
             one.result()
-    return {case: Recording.load(folder, case, batches) for case in CASES}
+    return {case: Recording.load(folder, case, batches) for case in CHAIN_CASES}
 
 
 def team_of(case: str) -> str:
     """The case whose team and batches a case shares: they differ in scores alone."""
-    return case if case in OTHER_TEAMS else "exact"
+    return case if case in _OTHER_TEAMS else "exact"
 
 
 def _sample_missing(team: str, cases: Sequence[str], batches: int, folder: Path) -> None:
@@ -260,7 +262,7 @@ def credit_all(folder: Path, batches: int) -> dict[str, dict[str, CreditedBatche
             pool.submit(_credit_team, team, batches, folder, file) for team, file in files.items() if not file.exists()
         ]:
             one.result()
-    credit: dict[str, dict[str, CreditedBatches]] = {rule: {} for rule in RULES}
+    credit: dict[str, dict[str, CreditedBatches]] = {rule: {} for rule in ARMS}
     for file in files.values():
         kept = np.load(file)
         for name in (name for name in kept.files if name.endswith("/gradient")):
@@ -276,7 +278,7 @@ def _credit_team(team: str, batches: int, folder: Path, file: Path) -> None:
     credit = {
         (rule, case): credited(recording, recipe_of(case, *overrides).config.credit)
         for case, recording in recordings.items()
-        for rule, overrides in RULES.items()
+        for rule, overrides in ARMS.items()
         if rule != MAPPO
     }
     credit |= {(MAPPO, case): made for case, made in critic_credited(team, recordings).items()}
@@ -290,7 +292,7 @@ def _credit_team(team: str, batches: int, folder: Path, file: Path) -> None:
 def critic_credited(team: str, recordings: Mapping[str, Recording]) -> dict[str, CreditedBatches]:
     """The credit of `mappo` by case. The cases differ in the strata in force alone, so they share the critic."""
     n_batches = len(recordings[team].batches)
-    recipe = recipe_of(team, *RULES[MAPPO])
+    recipe = recipe_of(team, *ARMS[MAPPO])
     policy_set = PolicySet.from_recipe(recipe, n_batches, keep_reference=False)
     (policy,) = policy_set.actors
     model, sketcher = policy_set.critics[policy], Sketcher(policy_set.policies[policy].model)

@@ -1,4 +1,4 @@
-"""Many short training runs in separate processes, one per core at a time; finished runs are kept.
+"""Training runs in separate processes, one per core at a time.
 
 The processes are forked from one that has loaded everything, which saves a short run a sixth of its time. This module
 starts and finds runs; the benchmarks compare them.
@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 
@@ -31,6 +31,14 @@ _MADE_BY = "made_by.json"
 _SOURCES = ("src/creditflow", "benchmarks/cases.py", "benchmarks/guard.py")
 _POLL_SECONDS = 0.2
 _SAY_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """Work for one process."""
+
+    log: Path
+    work: Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -83,87 +91,88 @@ def sources() -> str:
     return hashlib.sha256(json.dumps(hashes(_SOURCES)).encode()).hexdigest()[:12]
 
 
-def finish(
-    runs: Sequence[Run], title: str, until: float | None = None, done_with: Callable[[Run], None] = lambda _: None
-) -> bool:
-    """Do the unfinished runs in order; False if the time `until` passed before the last one began.
+def finish(runs: Sequence[Run], title: str) -> None:
+    """Do the unfinished runs in order.
 
-    `until`: in `time.monotonic()`. `done_with`: called with each run as it ends.
-
-    Raises RuntimeError, with the end of the log, if a run fails, or if another process is doing runs below the same
-    folder.
+    Raises RuntimeError if a run fails, or if another process is doing runs below the same folder.
     """
     waiting = [run for run in dict.fromkeys(runs) if not run.finished]
     print(f"{title}: {len(waiting)} of {len(set(runs))} runs are to be done", flush=True)
-    if not waiting:
-        return True
+    if waiting:
+        common = Path(os.path.commonpath([run.folder.parent for run in waiting]))
+        in_parallel([Job(run.folder.with_suffix(".log"), partial(_do, run)) for run in waiting], title, common)
+
+
+def in_parallel(jobs: Sequence[Job], title: str, folder: Path) -> None:
+    """Do the jobs in order, as many at a time as there are cores. `folder` is theirs alone.
+
+    Raises RuntimeError, with the end of the log, if a job fails, or if another process works in `folder`.
+    """
     os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
     import creditflow.engines.local.trainer  # noqa: F401  (loaded once, before the processes part)
 
-    running: dict[ForkProcess, Run] = {}
+    waiting, running = list(jobs), dict[ForkProcess, Job]()
     fork, parent = multiprocessing.get_context("fork"), os.getpid()
-    began, said, done, out_of_time = time.monotonic(), time.monotonic(), 0, False
-    common = Path(os.path.commonpath([run.folder.parent for run in waiting]))
-    common.mkdir(parents=True, exist_ok=True)
+    began = said = time.monotonic()
+    folder.mkdir(parents=True, exist_ok=True)
     # Two processes would remove each other's folders.
-    with alone_in(common, RuntimeError(f"{common}: another process is doing runs there")):
+    with alone_in(folder, RuntimeError(f"{folder}: another process is doing runs there")):
         try:
             while waiting or running:
-                out_of_time = until is not None and time.monotonic() > until
-                while waiting and not out_of_time and len(running) < len(os.sched_getaffinity(0)):
-                    run = waiting.pop(0)
-                    process = fork.Process(target=_do, args=(run, parent), daemon=True)
+                while waiting and len(running) < len(os.sched_getaffinity(0)):
+                    job = waiting.pop(0)
+                    process = fork.Process(target=_work, args=(job, parent), daemon=True)
                     process.start()
-                    running[process] = run
-                if out_of_time and not running:
-                    break
+                    running[process] = job
                 time.sleep(_POLL_SECONDS)
-                for process, run in [(p, r) for p, r in running.items() if not p.is_alive()]:
+                for process, job in [(p, j) for p, j in running.items() if not p.is_alive()]:
                     del running[process]
-                    done += 1
-                    if process.exitcode != 0 or not run.finished:
-                        raise RuntimeError(_failure(run, process.exitcode))
-                    done_with(run)
+                    if process.exitcode != 0:
+                        raise RuntimeError("\n".join([f"{job.log}: exit code {process.exitcode}:", *_lines(job)[-15:]]))
                 if time.monotonic() - said > _SAY_SECONDS:
                     said = time.monotonic()
-                    left = (said - began) / max(done, 1) * len(waiting) / 60
-                    print(f"{title}: {done} done, {len(waiting)} waiting, about {left:.0f} min left", flush=True)
+                    done, minutes = len(jobs) - len(waiting) - len(running), (said - began) / 60
+                    print(f"{title}: {done} of {len(jobs)} done after {minutes:.0f} min", flush=True)
+                    for job in running.values():
+                        print(f"  {job.log.stem}: {' '.join(_lines(job)[-1:])[:100]}", flush=True)
         finally:
             for process in running:
                 process.kill()
                 process.join()
-    return not waiting
 
 
-def _failure(run: Run, code: int | None) -> str:
-    log = run.folder.with_suffix(".log")
-    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    return "\n".join([f"{run.folder} failed (exit code {code}):", *lines[-15:]])
+def _lines(job: Job) -> list[str]:
+    return job.log.read_text(errors="replace").splitlines() if job.log.exists() else []
 
 
-def _do(run: Run, parent: int) -> None:
-    """Do the run in its own process, which ends with `parent`."""
-    run.folder.parent.mkdir(parents=True, exist_ok=True)
-    log = os.open(run.folder.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+def _work(job: Job, parent: int) -> None:
+    """Do the job in its own process, which ends with `parent`."""
+    job.log.parent.mkdir(parents=True, exist_ok=True)
+    log = os.open(job.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
     sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
     try:
-        from creditflow._utils.progress import Reporter
-        from creditflow.config import load_recipe
-        from creditflow.engines.local.trainer import train
         from creditflow.rewards.execution.worker import die_with
 
         die_with(parent)
-        shutil.rmtree(run.folder, ignore_errors=True)  # an interrupted run
-        if run.prepare is not None:
-            run.prepare()
-        train(load_recipe(run.recipe, [*run.settings, f"trainer.default_local_dir={run.folder}"]), Reporter())
-        for path in run.folder.iterdir():
-            if path.name not in _KEPT:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-        write_whole(run.folder / _MADE_BY, lambda path: path.write_text(json.dumps(run.made_by)))
+        job.work()
     except BaseException:
         traceback.print_exc()
         os._exit(1)
     os._exit(0)
+
+
+def _do(run: Run) -> None:
+    from creditflow._utils.progress import Reporter
+    from creditflow.config import load_recipe
+    from creditflow.engines.local.trainer import train
+
+    shutil.rmtree(run.folder, ignore_errors=True)  # an interrupted run
+    if run.prepare is not None:
+        run.prepare()
+    train(load_recipe(run.recipe, [*run.settings, f"trainer.default_local_dir={run.folder}"]), Reporter())
+    for path in run.folder.iterdir():
+        if path.name not in _KEPT:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    write_whole(run.folder / _MADE_BY, lambda path: path.write_text(json.dumps(run.made_by)))

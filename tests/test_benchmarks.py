@@ -23,14 +23,14 @@ from tests.rewards.processes import HANG_S, until
 
 BY_HAND = {"noted"}
 """Results that no benchmark writes."""
-EARLIER = {"claims", "rates", "engines", "estimators", "families"}
-"""Results of earlier benchmarks; `credit_rules` measures the first two again."""
-OWNERS = {
-    "guarded": "guard",
-    "credit_rules_second_start": "credit_rules",
-    "credit_rules_teams": "credit_rules",
-    "credit_signal_first_start": "credit_signal",
+EARLIER = {
+    *("claims", "rates", "engines", "estimators", "families", "real_model"),
+    *("credit_rules", "credit_rules_second_start", "credit_rules_teams"),
 }
+"""Results of earlier benchmarks; `which_credit` asks their questions again."""
+UNMEASURED = {"which_credit"}
+"""Benchmarks without a result file, until their first runs are done."""
+OWNERS = {"guarded": "guard", "credit_signal_first_start": "credit_signal"}
 """Results under another name than their benchmark's."""
 
 
@@ -49,7 +49,7 @@ def test_benchmark_has_help_and_measured_modules(
 
 
 def test_every_result_file_has_a_benchmark_and_hashes() -> None:
-    names, found = set(discover()), results()
+    names, found = set(discover()) - UNMEASURED, results()
     assert {result.name for result in found} >= names
     assert {OWNERS.get(result.name, result.name) for result in found} - BY_HAND - EARLIER == names
     assert {result.name for result in found if not result.measured} == BY_HAND

@@ -1,0 +1,532 @@
+"""Which credit should I use? Teams under rules of credit: `python -m benchmarks.which_credit [STUDY] [--minutes M]`.
+
+A study (`benchmarks.studies`) has cases (a team and its scores), arms (options of credit) and seeds. `small` trains
+models of 0.3 M parameters, 48 steps of 8 tasks and 8 rollouts, from a warm start of each seed's own; `sums` and `logic`
+train SmolLM2-135M. Every arm has its own learning rate for each recipe: the best by the mean of the tuning cases on
+separate seeds and separate tasks. The grid grows by factors of two until the best rate is inside it.
+
+A block is one seed: all its cases and arms, one run after another in one process, from the same initial weights. Every
+finished run is one line of `docs/results/which_credit/STUDY/seedN.jsonl` and is not run again; an interrupted block
+goes on with its next run. A line has the hash of the initial weights, the hash and the commit of the measured code, the
+processor and the versions; only runs that agree in them are compared.
+
+The score of a run is the mean pass@1 of its last three evaluations. Differences are paired by seed, with Student's t
+intervals. `--table` builds tables and result file from the committed lines alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from functools import cache, partial
+from importlib.metadata import version
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from benchmarks.record import RESULTS, ROOT, Figure, exit_with, processor, quick_parser, show, write
+from benchmarks.runs import Job, in_parallel
+from benchmarks.sources import TRAINING, hashes
+from benchmarks.studies import ARMS, GRPO, MEAN, OWN, STUDIES, Study
+from creditflow._utils.files import write_whole
+from creditflow.config import load_recipe, trained_policies
+from creditflow.runs.run_folder import read_metrics
+from creditflow.studies.comparison.results import METRICS
+from creditflow.studies.intervals import Difference, paired_difference
+
+MEASURES = (
+    *TRAINING,
+    "src/creditflow/data",
+    "src/creditflow/engines/common",
+    "src/creditflow/engines/models",
+    "src/creditflow/plugins/gym/tasks.py",
+    "benchmarks/cases.py",
+    *(
+        f"src/creditflow/recipes/{name}.{end}"
+        for name in ("arithmetic_chain", "tool_chain", "sums_team", "logic_team")
+        for end in ("py", "yaml")
+    ),
+)
+PACKAGES = ("creditflow", "torch", "transformers", "numpy", "numba")
+KEPT, WORK = RESULTS / "which_credit", ROOT / "runs" / "which_credit"
+SCORE, EVALUATIONS = METRICS[0], 3
+"""A run's score is the mean pass@1 of so many evaluations at its end."""
+
+# ---- runs ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run: a line of its block's file."""
+
+    case: str
+    arm: str
+    rate: str
+    seed: int
+    recipe: str
+    settings: tuple[str, ...]
+    """All overrides but the folder."""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """The place of the run in its block."""
+        return self.case, self.arm, self.rate
+
+    @property
+    def settings_hash(self) -> str:
+        return _digest(self.recipe, self.settings)
+
+    def train(self, facts: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+        """Train in `folder`, and return the run's line."""
+        from creditflow._utils.progress import Reporter
+        from creditflow.engines.local.trainer import train
+
+        recipe = load_recipe(self.recipe, [*self.settings, f"trainer.default_local_dir={folder}"])
+        weights, began, processor_s = initial_weights(recipe), time.monotonic(), time.process_time()
+        train(recipe, Reporter())
+        rows = read_metrics(folder)
+        trained = [row for row in rows if "train/pass_at_1" in row]
+        tested = [row for row in rows if "val/pass_at_1" in row][-EVALUATIONS:]
+        return {
+            **dict(zip(("case", "arm", "rate"), self.key, strict=True)),
+            "seed": self.seed,
+            **{name: [round(row[f"val/{name}"], 5) for row in tested] for name in METRICS},
+            "train_pass_at_1": [round(trained[0]["train/pass_at_1"], 5), _mean(trained, "train/pass_at_1")],
+            "tokens": int(sum(row["rollout/response_tokens"] for row in trained)),
+            "processor_s": round(time.process_time() - processor_s),
+            "wall_s": round(time.monotonic() - began),
+            "settings": self.settings_hash,
+            "weights": weights,
+            **facts,
+        }
+
+
+def _mean(rows: Sequence[Mapping[str, Any]], metric: str) -> float:
+    return round(fmean(row[metric] for row in rows), 5)
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
+
+
+def initial_weights(recipe: Any) -> str:
+    """The hash of the initial weights of the trained policies."""
+    from creditflow.engines.models.folders import model_folder
+
+    digest = hashlib.sha256()
+    for policy in trained_policies(recipe.config):
+        for file in sorted(model_folder(recipe, policy).glob("*.safetensors")):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+@cache
+def machine() -> dict[str, Any]:
+    """The facts of a line that are the same for all runs of this process.
+
+    The commit is the newest one that changed the measured code, so that commits of results do not change it.
+    """
+    import torch
+
+    instructions = torch.backends.cpu.get_cpu_capability()
+    return {
+        "code": _digest(hashes(MEASURES)),
+        "commit": _git("log", "-1", "--format=%h", "--", *MEASURES),
+        "processor": f"{processor()}, {instructions}",
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+    }
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
+
+MACHINE = ("code", "processor", "versions")
+COMPARED = ("case", "seed", "weights", *MACHINE)
+"""The facts in which comparable runs agree. Equal code has an equal hash under any commit."""
+
+
+def comparable(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Whether the lines of two runs differ in their arm alone."""
+    return not _differing(a, b, COMPARED)
+
+
+def _differing(a: Mapping[str, Any], b: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    return [f"{name}: {a.get(name)}, {b.get(name)}" for name in names if a.get(name) != b.get(name)]
+
+
+@dataclass(frozen=True)
+class Board:
+    """The blocks of a study."""
+
+    name: str
+    study: Study
+    kept: Path = KEPT
+    more: tuple[str, ...] = ()
+    """Further overrides of every run."""
+
+    def file(self, seed: int) -> Path:
+        """The file of a block."""
+        return self.kept / self.name / f"seed{seed}.jsonl"
+
+    def lines(self, seed: int) -> dict[tuple[str, str, str], dict[str, Any]]:
+        """The finished runs of a block by case, arm and rate."""
+        file = self.file(seed)
+        lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        return {(line["case"], line["arm"], line["rate"]): line for line in lines}
+
+    def keep(self, line: Mapping[str, Any]) -> None:
+        """Add a line to its block, or replace it.
+
+        Raises ValueError if an arm of the same case had other weights on the same machine with the same code.
+        """
+        lines = self.lines(line["seed"])
+        lines[line["case"], line["arm"], line["rate"]] = dict(line)
+        for other in lines.values():
+            if not _differing(other, line, ("case", *MACHINE)) and other["weights"] != line["weights"]:
+                raise ValueError(f"{self.file(line['seed'])}: {other['arm']} and {line['arm']} have other weights")
+        file = self.file(line["seed"])
+        file.parent.mkdir(parents=True, exist_ok=True)
+        text = "".join(json.dumps(lines[key]) + "\n" for key in sorted(lines))
+        write_whole(file, lambda part: part.write_text(text))
+
+    def run(self, case: str, arm: str, rate: str, seed: int) -> Run:
+        """A run of the study."""
+        tuning = self.study.tuning_options if seed in self.study.tuning_seeds else ()
+        of_seed = [self.study.by_seed.format(seed=seed)] if self.study.by_seed else []
+        of_arm = (*ARMS[arm], f"actor_rollout_ref.actor.optim.lr={rate}")
+        of_case = self.study.cases[case]
+        settings = (*of_case.options, *of_arm, *of_seed, *tuning, f"data.seed={seed}", *self.more)
+        return Run(case, arm, rate, seed, of_case.recipe, settings)
+
+    def missing(self, runs: Sequence[Run]) -> list[Run]:
+        """The runs without a line.
+
+        Raises ValueError if a line has other settings or code, or if a block has lines of another machine: its further
+        runs could not be compared with them.
+        """
+        missing = []
+        for run in runs:
+            lines = self.lines(run.seed)
+            line = lines.get(run.key)
+            if line is None:
+                found = [_differing(other, machine(), MACHINE) for other in lines.values()]
+                missing.append(run)
+            else:
+                found = [_differing(line, {"settings": run.settings_hash, **machine()}, ("settings", "code"))]
+            if reason := next(filter(None, found), None):
+                raise ValueError(
+                    f"{self.file(run.seed)}: its runs cannot be compared with a new one of {run.arm} in {run.case}: "
+                    f"{'; '.join(reason)}; go back to what made them, or repeat the block with --again"
+                )
+        return missing
+
+    def do(self, runs: Sequence[Run], until: float, *, again: bool = False) -> bool:
+        """Do the missing runs, a block in a process. False if `until`, in `time.monotonic()`, passed before the end.
+
+        `again`: do all of them.
+        """
+        waiting = list(runs) if again else self.missing(runs)
+        print(f"{self.name}: {len(waiting)} of {len(runs)} runs are to be done", flush=True)
+        if not waiting:
+            return True
+        jobs = [
+            Job(WORK / f"{self.name}-seed{seed}.log", partial(self._block, block, machine(), until))
+            for seed in dict.fromkeys(run.seed for run in waiting)
+            for block in [[run for run in waiting if run.seed == seed]]
+        ]
+        was = {run: self.lines(run.seed).get(run.key) for run in waiting}
+        in_parallel(jobs, self.name, WORK)
+        if repeated := {run: line for run, line in was.items() if line}:
+            equal = sum(line[SCORE] == self.lines(run.seed)[run.key][SCORE] for run, line in repeated.items())
+            print(f"{equal} of {len(repeated)} repeated runs have the same pass@1 as before", flush=True)
+        return time.monotonic() < until
+
+    def _block(self, runs: Sequence[Run], facts: Mapping[str, Any], until: float) -> None:
+        """Do the runs of a block one after another, and keep each line."""
+        for run in runs:
+            if time.monotonic() > until:
+                return
+            print(f"{run.case}, {run.arm}, {run.rate}, seed {run.seed}", flush=True)
+            with tempfile.TemporaryDirectory(dir=WORK) as folder:
+                line = run.train(facts, Path(folder) / "run")
+            self.keep(line)
+
+    # rates
+
+    def means(self, recipe: str, arm: str) -> dict[str, float]:
+        """The score of each finished rate of an arm: its mean over the tuning cases of a recipe and the seeds."""
+        cases = [case for case in self.study.tuning_cases if self.study.cases[case].recipe == recipe]
+        blocks = [self.lines(seed) for seed in self.study.tuning_seeds]
+        rates = {rate for block in blocks for _, of, rate in block if of == arm}
+        found = {rate: [block.get((case, arm, rate)) for case in cases for block in blocks] for rate in rates}
+        return {
+            rate: fmean(score(line) for line in lines if line) for rate, lines in found.items() if all(lines) and lines
+        }
+
+    def tuning_runs(self, arms: Sequence[str]) -> list[Run]:
+        """The runs of the rates that are to be tried; none once the best rate of every arm is inside its grid."""
+        return [
+            self.run(case, arm, rate, seed)
+            for seed in self.study.tuning_seeds
+            for case in self.study.tuning_cases
+            for arm in arms
+            for recipe in [self.study.cases[case].recipe]
+            for rate in rates_to_try(self.means(recipe, arm), self.study.rates[recipe])
+        ]
+
+    def best_rate(self, recipe: str, arm: str) -> str:
+        """The tuned rate of an arm. Raises LookupError without one."""
+        if self.study.rates_of:
+            of = replace(self, name=self.study.rates_of, study=STUDIES[self.study.rates_of])
+            (recipe,) = of.study.rates
+            return of.best_rate(recipe, arm)
+        means = self.means(recipe, arm)
+        if rates_to_try(means, self.study.rates[recipe]):
+            raise LookupError(f"{self.name}: the rate of {arm} in {recipe} is not tuned")
+        return _best(means)
+
+    def final_runs(self, arms: Sequence[str], cases: Sequence[str], seeds: Sequence[int]) -> list[Run]:
+        """The runs that are compared."""
+        return [
+            self.run(case, arm, self.best_rate(self.study.cases[case].recipe, arm), seed)
+            for seed in seeds
+            for case in cases
+            for arm in arms
+        ]
+
+
+def score(line: Mapping[str, Any]) -> float:
+    """The score of a run."""
+    return fmean(line[SCORE])
+
+
+WIDEST = 8
+"""How far rates may be below the lowest, or above the highest, of the first ones, as a factor."""
+
+
+def rates_to_try(means: Mapping[str, float], first: Sequence[float]) -> list[str]:
+    """The first rates without a mean; then the next one beyond the end at which the best one is, within `WIDEST`.
+
+    An arm that only loses by training would be better at each lower rate.
+    """
+    if missing := [rate for rate in map(rate_text, first) if rate not in means]:
+        return missing
+    best, tried = float(_best(means)), [float(rate) for rate in means]
+    beyond = {min(tried): best / 2, max(tried): best * 2}
+    wide = min(first) / WIDEST <= beyond.get(best, 0.0) <= max(first) * WIDEST
+    return [rate_text(beyond[best])] if wide else []
+
+
+def _best(means: Mapping[str, float]) -> str:
+    """The rate with the highest mean; of equal ones the smallest."""
+    return max(sorted(means, key=float), key=lambda rate: means[rate])
+
+
+def rate_text(rate: float) -> str:
+    """A learning rate as in a recipe."""
+    return f"{rate:.1e}"
+
+
+# ---- tables --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """An arm on the seeds with all cases of it and of the references."""
+
+    arm: str
+    rates: Mapping[str, str]
+    seeds: int
+    means: Mapping[str, Mapping[str, float]]
+    """The mean of each metric by case, and of the cases (`MEAN`)."""
+    above: Mapping[str, Mapping[str, Difference]]
+    """The score minus that of each reference, by case and in the mean of the cases."""
+    tokens: float
+    processor_s: float
+
+
+def rows(board: Board) -> list[Row]:
+    """The arms with results, the best mean first. Raises ValueError for runs that are not comparable."""
+    blocks = [by_arm(board.lines(seed)) for seed in board.study.seeds]
+    cases, found = list(board.study.cases), []
+    for arm in ARMS:
+        complete = [block for block in blocks if all((case, of) in block for case in cases for of in (arm, GRPO, OWN))]
+        if not complete:
+            continue
+        scores = {of: [[score(block[case, of]) for block in complete] for case in cases] for of in (arm, GRPO, OWN)}
+        for block in complete:
+            for case in cases:
+                for of in (GRPO, OWN):
+                    if differing := _differing(block[case, arm], block[case, of], COMPARED):
+                        raise ValueError(f"{board.name}: {arm} and {of} are not comparable: {'; '.join(differing)}")
+        every = [block[case, arm] for case in cases for block in complete]
+        means = {
+            metric: [fmean(fmean(block[case, arm][metric]) for block in complete) for case in cases]
+            for metric in METRICS
+        }
+        found.append(
+            Row(
+                arm,
+                {board.study.cases[line["case"]].recipe: line["rate"] for line in every},
+                len(complete),
+                {
+                    metric: {**dict(zip(cases, values, strict=True)), MEAN: fmean(values)}
+                    for metric, values in means.items()
+                },
+                {of: _differences(cases, scores[arm], scores[of]) for of in (GRPO, OWN)},
+                fmean(line["tokens"] for line in every),
+                fmean(line["processor_s"] for line in every),
+            )
+        )
+    return sorted(found, key=lambda row: -row.means[SCORE][MEAN])
+
+
+def by_arm(lines: Mapping[tuple[str, str, str], dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
+    """The runs of a block by case and arm. Raises ValueError if an arm has several rates."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for (case, arm, rate), line in lines.items():
+        if (case, arm) in found:
+            raise ValueError(f"seed {line['seed']}: {arm} in {case} has the rates {found[case, arm]['rate']}, {rate}")
+        found[case, arm] = line
+    return found
+
+
+def _differences(
+    cases: Sequence[str], a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]
+) -> dict[str, Difference]:
+    """The differences of each case, and of the mean of all cases, paired by seed."""
+    means_a, means_b = ([fmean(of_seed) for of_seed in zip(*side, strict=True)] for side in (a, b))
+    pairs = zip([*cases, MEAN], [*a, means_a], [*b, means_b], strict=True)
+    return {case: paired_difference(of_a, of_b) for case, of_a, of_b in pairs}
+
+
+NO_WORSE = -0.02
+
+
+def winner(table: Sequence[Row]) -> str:
+    """The criterion of the default rule.
+
+    The arm with the best mean over all cases among those whose lower bound against `own` is above -2 points in every
+    case and whose lower bound against `grpo` is above 0 in the mean; `own` if there is none.
+    """
+    passing = [
+        row
+        for row in table
+        if all(row.above[OWN][case].low > NO_WORSE for case in row.above[OWN] if case != MEAN)
+        and row.above[GRPO][MEAN].low > 0
+    ]
+    return passing[0].arm if passing else OWN
+
+
+def table_lines(table: Sequence[Row]) -> list[str]:
+    """Markdown: pass@1 of each arm by case, and the differences to the references in points with 95 % intervals."""
+    if not table:
+        return ["No seed has all runs yet."]
+    cases = list(table[0].means[SCORE])
+    made = [_line("arm", "rates", "seeds", *cases), _line(*["---"] * (3 + len(cases)))]
+    for row in table:
+        cells = [f"{100 * row.means[SCORE][case]:.1f}" for case in cases]
+        made.append(_line(row.arm, ", ".join(dict.fromkeys(row.rates.values())), str(row.seeds), *cells))
+    for of in (GRPO, OWN):
+        made += ["", _line(f"above `{of}`", *cases), _line(*["---"] * (1 + len(cases)))]
+        made += [_line(row.arm, *(_points(row.above[of][case]) for case in cases)) for row in table if row.arm != of]
+    return made
+
+
+def _line(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _points(found: Difference) -> str:
+    interval = f" [{100 * found.low:+.1f}, {100 * found.high:+.1f}]" if found.low == found.low else ""
+    return f"{100 * found.mean:+.1f}{interval}"
+
+
+def report(boards: Sequence[Board]) -> int:
+    """Print the tables of all studies and write the result file; 1 if `own` does not beat `grpo`."""
+    figures, facts = list[Figure](), dict[str, Any]()
+    codes = set[str]()
+    for board in boards:
+        table = rows(board)
+        print(board.name, *table_lines(table), f"default by the criterion: {winner(table)}", sep="\n", flush=True)
+        if not table:
+            continue
+        facts[board.name] = {"rows": [asdict(row) for row in table], "default": winner(table)}
+        codes |= {line["code"] for seed in board.study.seeds for line in board.lines(seed).values()}
+        for row in table:
+            for of in (GRPO, OWN):
+                if row.arm != of:
+                    one, hold = row.above[of][MEAN], 0.0 if (row.arm, of) == (OWN, GRPO) else None
+                    what = f"{board.name}: pass@1, {row.arm} - {of}, {MEAN}"
+                    figures.append(Figure(what, 100 * one.mean, unit="points", spread=(100 * one.low, 100 * one.high)))
+                    if hold is not None:
+                        figures.append(Figure(f"{what}, lower end", 100 * one.low, hold, unit="points"))
+    if not figures:
+        return int(show([]))
+    short = show(figures)
+    file = RESULTS / "which_credit.json"
+    measured = hashes(MEASURES) if codes == {machine()["code"]} else json.loads(file.read_text())["measured"]
+    write("which_credit", figures, PACKAGES, measured, {"studies": facts})
+    return int(short)
+
+
+# ---- command -------------------------------------------------------------------------------------------------------
+
+
+def main() -> int:
+    """Do the missing runs of a study and report all results."""
+    parser = quick_parser(__doc__, "one training step of two arms: shows that it runs, proves nothing")
+    parser.add_argument("study", nargs="?", choices=STUDIES, default="small", help="default: %(default)s")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after so many minutes")
+    parser.add_argument("--arms", help="names of arms, separated by semicolons; default: those of the study")
+    parser.add_argument("--cases", help="names of cases, separated by semicolons; default: all of the study")
+    parser.add_argument("--seeds", help="first and last seed; default: those of the study")
+    parser.add_argument("--again", action="store_true", help="repeat the blocks of --seeds, also the finished runs")
+    parser.add_argument("--table", action="store_true", help="train nothing: tables and result file from the lines")
+    given = parser.parse_args()
+    boards = [Board(name, study) for name, study in STUDIES.items()]
+    if given.table:
+        return report(boards)
+    board = Board(given.study, STUDIES[given.study])
+    arms = given.arms.split(";") if given.arms else board.study.arms
+    cases = given.cases.split(";") if given.cases else list(board.study.cases)
+    for option, names, known in (("arms", arms, ARMS), ("cases", cases, board.study.cases)):
+        if unknown := sorted(set(names) - set(known)):
+            parser.error(f"--{option}: expected some of {'; '.join(known)}, got {'; '.join(unknown)}")
+    if given.again and not given.seeds:
+        parser.error("--again: expected --seeds with it, which names the blocks to repeat")
+    if given.quick:
+        return quick()
+    if changed := _git("status", "--porcelain", "--", *MEASURES):
+        raise SystemExit(f"error: commit the measured code before a run, so that its lines name it:\n{changed}")
+    first, last = map(int, given.seeds.split("-")) if given.seeds else (board.study.seeds[0], board.study.seeds[-1])
+    until, in_time = time.monotonic() + 60 * given.minutes, True
+    while in_time and not board.study.rates_of and (runs := board.tuning_runs(arms)):
+        in_time = board.do(runs, until)
+    if in_time:
+        board.do(board.final_runs(arms, cases, range(first, last + 1)), until, again=given.again)
+    return report(boards)
+
+
+def quick() -> int:
+    """Train one step of two arms in every case of the small study."""
+    short = ("trainer.total_training_steps=1", "data.val_max_samples=8", "trainer.test_delay=0")
+    with tempfile.TemporaryDirectory() as folder:
+        board = Board("small", replace(STUDIES["small"], by_seed=""), Path(folder), short)
+        runs = [board.run(case, arm, "1.0e-04", 0) for case in board.study.cases for arm in (GRPO, OWN)]
+        board.do(runs, float("inf"))
+        lines = board.lines(0).values()
+        return int(show([Figure(f"{line['case']}, {line['arm']}", score(line)) for line in lines]))
+
+
+if __name__ == "__main__":
+    exit_with(main)

@@ -1,0 +1,215 @@
+"""The driver of the studies of credit: blocks of comparable runs, tuned rates, tables and the criterion."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from benchmarks import which_credit
+from benchmarks.studies import ARMS, GRPO, MEAN, OWN, STUDIES, Case, Study
+from benchmarks.which_credit import Board, Run, comparable, rates_to_try, rows, table_lines, winner
+from creditflow.config import load_recipe
+
+MACHINE = {"code": "c1", "commit": "a1", "processor": "p1", "versions": {"torch": "2"}, "date": "2026-11-30"}
+STUDY = Study(
+    {"one": Case("arithmetic_chain"), "two": Case("arithmetic_chain")},
+    (GRPO, OWN),
+    {"arithmetic_chain": (1e-4, 2e-4, 4e-4)},
+    ("one",),
+    seeds=range(20, 26),
+)
+
+
+@pytest.fixture
+def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Board:
+    """A board whose runs end at once, in this process, with the score of `pass_rate`."""
+    monkeypatch.setattr(which_credit, "machine", lambda: MACHINE)
+    monkeypatch.setattr(which_credit, "WORK", tmp_path)
+    monkeypatch.setattr(which_credit, "in_parallel", lambda jobs, title, folder: [job.work() for job in jobs])
+    monkeypatch.setattr(Run, "train", lambda run, facts, folder: line_of(run, facts))
+    return Board("test", STUDY, tmp_path)
+
+
+def pass_rate(run: Run) -> float:
+    """Best at the rate 8e-4; `own` is 5 to 15 points above `grpo`, by seed."""
+    rate, seed = math.log2(float(run.rate) / 8e-4), run.seed % 10
+    return 0.5 - 0.02 * abs(rate) + (0.05 + 0.02 * seed if run.arm == OWN else 0.01 * (seed % 3))
+
+
+def line_of(run: Run, facts: Mapping[str, Any], **other: Any) -> dict[str, Any]:
+    named = dict(zip(("case", "arm", "rate"), run.key, strict=True))
+    measured = {
+        **{"pass_at_1": [pass_rate(run)] * 3, "pass_at_1_greedy": [0.9] * 3, "step_error_rate": [0.1] * 3},
+        **{"tokens": 10, "processor_s": 1},
+        **{"seed": run.seed, "settings": run.settings_hash, "weights": f"w{run.seed}"},
+    }
+    return {**named, **measured, **facts, **other}
+
+
+def trained(board: Board) -> list[Run]:
+    """Tune and train the whole study; returns its final runs."""
+    while runs := board.tuning_runs(STUDY.arms):
+        board.do(runs, math.inf)
+    final = board.final_runs(STUDY.arms, tuple(STUDY.cases), STUDY.seeds)
+    assert board.do(final, math.inf)
+    return final
+
+
+# Blocks
+
+
+def test_finished_run_is_not_repeated(board: Board) -> None:
+    final = trained(board)
+    before = board.file(20).read_text()
+    assert len(before.splitlines()) == 4
+    assert board.missing(final) == []
+    lines = before.splitlines()
+    board.file(20).write_text("\n".join(lines[:2]) + "\n")
+    assert [run.seed for run in board.missing(final)] == [20, 20]
+    board.do(final, math.inf)
+    assert board.file(20).read_text() == before
+
+
+def test_repeated_block_is_compared_with_the_kept_one(board: Board, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [board.run("one", arm, "1.0e-04", 20) for arm in (GRPO, OWN)]
+    board.do(runs[:1], math.inf)
+    before = board.file(20).read_text()
+    board.do(runs, math.inf, again=True)
+    assert "1 of 1 repeated runs have the same pass@1 as before" in capsys.readouterr().out
+    assert board.file(20).read_text().startswith(before)
+    assert len(board.lines(20)) == 2
+
+
+def test_no_run_begins_after_the_time_limit(board: Board) -> None:
+    runs = board.tuning_runs(STUDY.arms)
+    assert not board.do(runs, -math.inf)
+    assert board.missing(runs) == runs
+
+
+@pytest.mark.parametrize("fact", ["code", "processor", "versions"])
+def test_block_of_another_machine_is_not_continued(board: Board, fact: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, other = (board.run("one", arm, "1.0e-04", 20) for arm in (GRPO, OWN))
+    board.do([run], math.inf)
+    monkeypatch.setattr(which_credit, "machine", lambda: {**MACHINE, fact: "other"})
+    with pytest.raises(ValueError, match=rf"seed20\.jsonl: .*one of own in one: {fact}: .*--again"):
+        board.missing([other])
+
+
+def test_run_of_other_settings_is_not_taken_for_the_same(board: Board) -> None:
+    run = board.run("one", GRPO, "1.0e-04", 20)
+    board.do([run], math.inf)
+    with pytest.raises(ValueError, match="settings: "):
+        replace(board, more=("data.val_max_samples=8",)).missing(
+            [replace(board, more=("data.val_max_samples=8",)).run("one", GRPO, "1.0e-04", 20)]
+        )
+
+
+def test_arms_of_a_block_have_one_set_of_weights(board: Board) -> None:
+    run, other = (board.run("one", arm, "1.0e-04", 20) for arm in (GRPO, OWN))
+    board.keep(line_of(run, MACHINE))
+    with pytest.raises(ValueError, match="grpo and own have other weights"):
+        board.keep(line_of(other, MACHINE, weights="w0"))
+    board.keep(line_of(other, {**MACHINE, "processor": "p2"}, weights="w0"))  # a block that is repeated elsewhere
+
+
+@pytest.mark.parametrize("fact", ["seed", "weights", "code", "processor", "versions", "case"])
+def test_runs_that_differ_in_a_fact_are_not_comparable(board: Board, fact: str) -> None:
+    run, other = (line_of(board.run("one", arm, "1.0e-04", 20), MACHINE) for arm in (GRPO, OWN))
+    assert comparable(run, {**other, "commit": "b2", "date": "later"})
+    assert not comparable(run, {**other, fact: "other"})
+
+
+def test_table_refuses_runs_that_are_not_comparable(board: Board) -> None:
+    trained(board)
+    text = board.file(22).read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    changed = [{**line, "processor": "p2"} if line["arm"] == OWN else line for line in lines]
+    board.file(22).write_text("".join(json.dumps(line) + "\n" for line in changed))
+    with pytest.raises(ValueError, match="grpo and own are not comparable: processor: p1, p2"):
+        rows(board)
+
+
+# Rates
+
+
+def test_rates_extend_until_the_best_is_inside(board: Board) -> None:
+    trained(board)
+    assert sorted(board.means("arithmetic_chain", OWN)) == ["1.0e-04", "1.6e-03", "2.0e-04", "4.0e-04", "8.0e-04"]
+    assert board.best_rate("arithmetic_chain", OWN) == "8.0e-04"
+
+
+def test_untuned_arm_has_no_rate(board: Board) -> None:
+    with pytest.raises(LookupError, match="the rate of posterior in arithmetic_chain is not tuned"):
+        board.best_rate("arithmetic_chain", "posterior")
+
+
+def test_next_rate_is_beyond_the_end_with_the_best() -> None:
+    first = (1e-4, 2e-4)
+    assert rates_to_try({"1.0e-04": 0.5}, first) == ["2.0e-04"]
+    assert rates_to_try({"1.0e-04": 0.5, "2.0e-04": 0.4}, first) == ["5.0e-05"]
+    assert rates_to_try({"1.0e-04": 0.5, "2.0e-04": 0.6}, first) == ["4.0e-04"]
+    assert rates_to_try({"1.0e-04": 0.5, "2.0e-04": 0.4, "5.0e-05": 0.3}, first) == []
+    assert rates_to_try({"1.0e-04": 0.5, "2.0e-04": 0.4, "1.0e-05": 0.6}, first) == []  # far below the first rates
+
+
+# Tables
+
+
+def test_table_has_paired_t_intervals(board: Board) -> None:
+    runs = trained(board)
+    own, grpo = rows(board)
+    assert (own.arm, own.seeds, grpo.arm) == (OWN, 6, GRPO)
+    differences = [pass_rate(a) - pass_rate(b) for b, a in zip(runs[::2], runs[1::2], strict=True)]
+    by_seed = np.array(differences).reshape(6, 2).mean(axis=1)
+    low, high = stats.t.interval(0.95, 5, by_seed.mean(), stats.sem(by_seed))
+    found = own.above[GRPO][MEAN]
+    assert (found.mean, found.low, found.high) == pytest.approx((by_seed.mean(), low, high))
+    lines = table_lines([own, grpo])
+    (line,) = [
+        line for line in lines[lines.index("| above `grpo` | one | two | mean |") :] if line.startswith("| own |")
+    ]
+    assert line.endswith(f"{100 * by_seed.mean():+.1f} [{100 * low:+.1f}, {100 * high:+.1f}] |")
+
+
+def test_table_of_few_seeds_has_no_interval(board: Board) -> None:
+    few = replace(board, study=replace(STUDY, seeds=range(20, 24)))
+    trained(board)
+    own, _ = rows(few)
+    assert own.seeds == 4
+    assert math.isnan(own.above[GRPO][MEAN].low)
+    assert not any("[" in line for line in table_lines(rows(few)))
+    assert winner(rows(few)) == OWN
+
+
+def test_winner_is_no_worse_than_own_in_any_case(board: Board) -> None:
+    trained(board)
+    own, grpo = rows(board)
+    better = replace(own, arm="better")
+    assert winner([better, own, grpo]) == "better"
+    low = replace(own.above[OWN]["two"], low=-0.021)
+    risky = replace(better, above={**own.above, OWN: {**own.above[OWN], "two": low}})
+    assert winner([risky, own, grpo]) == OWN
+    unproven = replace(better, above={**own.above, GRPO: {MEAN: replace(own.above[GRPO][MEAN], low=-0.001)}})
+    assert winner([unproven, own, grpo]) == OWN
+
+
+# Studies
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_arm_of_a_study_is_a_valid_recipe(name: str) -> None:
+    board = Board(name, STUDIES[name])
+    for case in board.study.cases:
+        for arm in ARMS:
+            run = board.run(case, arm, "1.0e-04", 20)
+            credit = load_recipe(run.recipe, run.settings).config.credit
+            if arm == GRPO:
+                assert (credit.propagation.name, credit.group_by) == ("identical", "task")
+            if arm == OWN:
+                assert (credit.propagation.name, credit.group_by) == (OWN, "agent_turn")
