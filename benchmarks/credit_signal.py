@@ -87,8 +87,11 @@ def efficiency(gradient_BD: Floats, true_BD: Floats) -> Signal:
     """The efficiency of a rule's gradients, with a jackknife error over batches.
 
     `gradient_BD`, `true_BD`: [B, D] the gradient of each batch under the rule, and the estimate of grad J from it.
-    Every batch but the last, which has no later one, has the same weight, since rules that learn change meanwhile.
+    Every batch but the last, which has no later one, has the same weight, since rules that learn change meanwhile. A
+    rule that pays nothing has the efficiency 0.
     """
+    if not gradient_BD.any():
+        return Signal(0.0, 0.0)
     along_BB, squares_B, true_BB = gradient_BD @ true_BD.T, (gradient_BD**2).sum(axis=1), true_BD @ true_BD.T
     n = len(squares_B)
 
