@@ -13,7 +13,7 @@ from scipy import stats
 
 from benchmarks import which_credit
 from benchmarks.studies import ARMS, GRPO, MEAN, OWN, STUDIES, Case, Study
-from benchmarks.which_credit import Board, Run, comparable, rates_to_try, rows, table_lines, winner
+from benchmarks.which_credit import Board, Run, comparable, rates_to_try, report, rows, table_lines, winner
 from creditflow.config import load_recipe
 
 MACHINE = {"code": "c1", "commit": "a1", "processor": "p1", "versions": {"torch": "2"}, "date": "2026-11-30"}
@@ -197,6 +197,26 @@ def test_winner_is_no_worse_than_own_in_any_case(board: Board) -> None:
     assert winner([risky, own, grpo]) == OWN
     unproven = replace(better, above={**own.above, GRPO: {MEAN: replace(own.above[GRPO][MEAN], low=-0.001)}})
     assert winner([unproven, own, grpo]) == OWN
+
+
+def test_report_writes_each_difference_and_the_default(
+    board: Board, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written: dict[str, Any] = {}
+    monkeypatch.setattr(
+        which_credit,
+        "write",
+        lambda name, figures, packages, measured, details: written.update(details, figures=figures),
+    )
+    trained(board)
+    assert report([board]) == 0
+    assert written["studies"]["test"]["default"] == OWN
+    assert [figure.what.partition(": ")[2] for figure in written["figures"]] == [
+        "pass@1, own - grpo, mean",
+        "pass@1, own - grpo, mean, lower end",
+        "pass@1, grpo - own, mean",
+    ]
+    assert "default by the criterion: own" in capsys.readouterr().out
 
 
 # Studies
