@@ -175,15 +175,15 @@ def rewards(wrong: str, paid: Sequence[str] = FUNCTIONS) -> str:
 
 def spoil_losses() -> None:
     """Make the losses of three training steps NaN, like a hardware fault: repeated steps have finite losses."""
-    actor: Any = importlib.import_module("creditflow.engines.local.actor")
-    made, updates = actor.token_weights, 0
+    learner: Any = importlib.import_module("creditflow.engines.local.learner")
+    made, updates = learner.token_weights, 0
 
     def token_weights(*args: Any) -> Any:
         nonlocal updates
         updates += 1  # two a training step
         return made(*args) * (math.nan if 0 < updates - 2 * (FIRST - 1) <= 2 * SPOILT else 1.0)
 
-    actor.token_weights = token_weights
+    learner.token_weights = token_weights
 
 
 @dataclass(frozen=True)
