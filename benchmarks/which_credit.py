@@ -416,7 +416,7 @@ def winner(table: Sequence[Row]) -> str:
     """The criterion of the default rule.
 
     The arm with the best mean over all cases among those whose lower bound against `own` is above -2 points in every
-    case and whose lower bound against `grpo` is above 0 in the mean; `own` if there is none.
+    case and whose lower bound against `grpo` is above 0 in the mean; `own` without such a rule.
     """
     passing = [
         row
