@@ -41,7 +41,7 @@ LAST_BATCHES = 16
 WIDTH = 12
 """Random directions for the inputs and for the output gradients of a layer; a sketch has their product as its size."""
 _OTHER_TEAMS = ("saboteur",)
-"""The cases with batches of their own."""
+"""The cases with separate batches."""
 _KEY = 7
 """Added to a batch's number in the random keys of its rollouts."""
 MINI_BATCHES = 2

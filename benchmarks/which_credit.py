@@ -57,7 +57,7 @@ MEASURES = (
 PACKAGES = ("creditflow", "torch", "transformers", "numpy", "numba")
 KEPT, WORK = RESULTS / "which_credit", ROOT / "runs" / "which_credit"
 SCORE, EVALUATIONS = METRICS[0], 3
-"""A run's score is the mean pass@1 of so many evaluations at its end."""
+"""A run's score is the mean pass@1 of this number of last evaluations."""
 
 # ---- runs ----------------------------------------------------------------------------------------------------------
 

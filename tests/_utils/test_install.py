@@ -1,4 +1,4 @@
-"""The command that installs what is missing fits the way in which creditflow was installed."""
+"""The install command of a missing package fits the installation of creditflow."""
 
 import json
 import subprocess

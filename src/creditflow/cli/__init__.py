@@ -150,7 +150,7 @@ def main() -> None:
 
 
 def _plain_help() -> str:
-    """The list of commands, made without typer, with the lines that install what they need."""
+    """The list of commands, made without typer, with the lines that install their packages."""
     rows = [f"  {name:10}{entry.summary()}" for name, entry in sorted(commands().items())]
     head = ["Usage: creditflow [OPTIONS] COMMAND [ARGS]...", "", f"  {SUMMARY}", "", "Commands:"]
     needed = [f"Reading runs needs {install_command('report')}", f"Training needs {install_command('train')}"]

@@ -215,7 +215,7 @@ def credit_options(base: CreditOptions | None = None, /, **keys: Any) -> CreditO
 
 
 def expect_options(keys: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a key that is no option of credit, and for a value of the wrong type."""
+    """Raise ConfigError for a key outside the options of credit, and for a value of the wrong type."""
     refuse_misplaced(keys)
     names = {*AlgorithmConfig.model_fields} - {"preset", "strata", "filter_groups", "rollout_correction"}
     for key in keys:

@@ -37,7 +37,7 @@ from creditflow.monitoring.guard import without_gates
 from creditflow.removed import REMOVED, removed_hint
 
 RECIPES = Path(__file__).parents[1] / "recipes"
-"""The folder of the shipped recipes. It is no package: their Python files are loaded by path, as users' files are."""
+"""The folder of the shipped recipes. Their Python files are loaded by path, as users' files are."""
 
 
 def find_recipe(name: Path | str, folder: Path = Path()) -> Path:

@@ -1,4 +1,4 @@
-"""The sections of a recipe, in its order; `algorithm` and `guard` are in modules of their own."""
+"""The sections of a recipe, in its order; `algorithm` and `guard` have separate modules."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def _validate_policies(config: Config) -> None:
 
 
 def _validate_source(config: Config, name: str, key: str, source: PolicySource) -> None:
-    """Check a policy that a plug-in provides: it has no model of its own, and is frozen."""
+    """Check a policy that a plug-in provides: it has no own model, and is frozen."""
     policy, key = config.policies[name], f"policies.{name}.{key}"
     options = {"trainable": policy.trainable, "endpoint": policy.endpoint, "model.path": policy.model.path}
     if taken := next((option for option, value in options.items() if value), None):

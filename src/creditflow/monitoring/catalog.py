@@ -79,7 +79,7 @@ def expect_known(metric: str, names: Names, key: str) -> Metric:
 
 
 def _pattern(name: str, names: Names) -> str:
-    """The regular expression of a name in the catalog; `<k>` stands for a number."""
+    """The regular expression of a name in the catalog; `<k>` matches a number."""
 
     def values_of(placeholder: re.Match[str]) -> str:
         if (values := names.expand(placeholder[1])) is None:

@@ -13,7 +13,7 @@ import numpy as np
 
 COVERAGE = 0.95
 LEAST_SEEDS = 5
-"""Seeds below which there is no interval: the spread of fewer runs is itself unknown to a factor of two."""
+"""The least number of seeds for an interval: the spread of fewer runs is itself unknown to a factor of two."""
 
 
 @dataclass(frozen=True, slots=True)

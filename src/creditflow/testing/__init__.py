@@ -274,7 +274,7 @@ def is_finite(case: _RewardCase) -> Iterator[Fault]:
 
 
 def stays_in_its_range(case: _RewardCase) -> Iterator[Fault]:
-    """Every number that it returns lies in the range that it declares (by default 0 to 1)."""
+    """Every number that it returns is in its declared range (by default 0 to 1)."""
     yield from case.refused("range")
 
 

@@ -102,7 +102,7 @@ def known_pre_tokenizer(metadata: Mapping[str, Any]) -> Any | None:
 
 
 def _add_begin(tokenizer: Any, metadata: Mapping[str, Any], *, default: bool) -> None:
-    """Let `tokenizer` begin texts with the beginning-of-text token if the metadata says so."""
+    """Let `tokenizer` begin texts with the beginning-of-text token if the metadata has it set."""
     from tokenizers import processors
 
     begin = metadata.get("tokenizer.ggml.bos_token_id")
