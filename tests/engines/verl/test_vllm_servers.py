@@ -30,7 +30,7 @@ from tests.paths import RECIPES
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("verl_ray")]
 
 EPOCH = 4
-DIFFERENCE = "training/rollout_probs_diff_max"
+DIFFERENCE = "training/rollout_probs_diff"
 Record = Callable[[str, object], None]
 """The fixture `record_property`: the end of the test run shows these figures."""
 
@@ -48,14 +48,25 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return train(folder, 12, verl=("actor_rollout_ref.rollout.free_cache_engine=true",))
 
 
+def assert_same_probs(trained: Run, policy: str = "", first_steps: int | None = None) -> None:
+    """Assert that server and actor differ by the rounding of float32 alone.
+
+    Logits near 15 are rounded to 1e-6. In 800 tokens, each side differs from the same model in float64 by up to 6e-6,
+    and from the other side by up to 1.6e-5; in the mean by 3e-7. Other weights make a difference of more than 1e-3.
+    """
+    mean, largest = (trained.series(f"{policy}{DIFFERENCE}_{of}")[:first_steps] for of in ("mean", "max"))
+    assert mean.max() < 1e-6
+    assert largest.max() < 1e-4
+
+
 def test_vllm_and_actor_agree_on_log_probs(chain: Run, record_property: Record):
-    largest = chain.series(DIFFERENCE)
+    largest = chain.series(f"{DIFFERENCE}_max")
     record_property(
         "largest difference of probabilities, median and largest of 12 training steps",
         f"{np.median(largest):.1e}, {largest.max():.1e}",
     )
     assert [row["step"] for row in chain.metrics] == list(range(1, 13))
-    assert largest.max() < 1e-5
+    assert_same_probs(chain)
     assert {version for step in range(1, 13) for version in chain.batch(step).policy_version.tolist()} == set(range(12))
 
 
@@ -76,7 +87,7 @@ def test_two_policies_sample_from_their_own_weights(tmp_path: Path, record_prope
         own_S = np.flatnonzero(batch.policy_of_step == batch.policy_names.index(a)).tolist()
         number = np.abs(np.exp(recomputed(batch, own_S, folders[b])[0]) - np.exp(batch.logprobs)).max()
         record_property(f"largest difference of probabilities, server of {a} and actor of {b}", f"{number:.1e}")
-        assert number < 1e-5 if a == b else number > 1e-3, (a, b)
+        assert number < 1e-4 if a == b else number > 1e-3, (a, b)
 
 
 def test_each_policy_trains_its_own_adapter(tmp_path: Path):
@@ -87,13 +98,13 @@ def test_each_policy_trains_its_own_adapter(tmp_path: Path):
     )  # fmt: skip
     for name in ("plans", "computes"):
         assert (trained.series(f"{name}/actor/grad_norm") > 0).all()
-        assert trained.series(f"{name}/{DIFFERENCE}").max() < 1e-5
+        assert_same_probs(trained, f"{name}/")
 
 
 @pytest.mark.parametrize("mode", ["colocate_async", "separate_async"])
 def test_vllm_serves_the_asynchronous_modes(tmp_path: Path, mode: str):
     trained = train(tmp_path / "run", 4, "algorithm.max_version_lag=2", verl=mode_options(mode))
-    assert trained.series(DIFFERENCE)[0] < 1e-5  # sampled and trained with the same weights
+    assert_same_probs(trained, first_steps=1)  # sampled and trained with the same weights
     for step in range(1, 5):
         assert set((step - 1 - trained.batch(step).policy_version).tolist()) <= {0, 1, 2}
     assert trained.series("rollout/staleness").max() > 0
@@ -133,7 +144,7 @@ def test_run_resumes_after_a_vllm_server_died(tmp_path: Path):
         train(tmp_path / "run", 3, "trainer.save_freq=1", recipe=recipe)
     trained = train(tmp_path / "run", 3, "trainer.save_freq=1", recipe=recipe)
     assert [row["step"] for row in trained.metrics] == [1, 2, 3]
-    assert trained.series(DIFFERENCE).max() < 1e-5
+    assert_same_probs(trained)
 
 
 def free_port() -> int:
@@ -184,7 +195,7 @@ def test_frozen_agent_acts_through_vllm_serve(served: str, tmp_path: Path):
     batch = trained.batch(2)
     frozen_S = batch.agent_of_step == batch.agent_names.index("verifier")
     assert frozen_S.any()
-    assert trained.series(DIFFERENCE).max() < 1e-5
+    assert_same_probs(trained)
 
 
 def test_smollm2_trains_two_steps_with_vllm(tmp_path: Path, record_property: Record):
@@ -195,6 +206,7 @@ def test_smollm2_trains_two_steps_with_vllm(tmp_path: Path, record_property: Rec
         "trainer.val_before_train=false", "data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=4",
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1024", servers="vllm",
     )  # fmt: skip
-    record_property("largest difference of probabilities", f"{trained.series(DIFFERENCE).max():.1e}")
-    assert trained.series(DIFFERENCE).max() < 1e-3
+    largest = trained.series(f"{DIFFERENCE}_max").max()
+    record_property("largest difference of probabilities", f"{largest:.1e}")
+    assert largest < 1e-3
     assert (trained.series("actor/grad_norm") > 0).all()
