@@ -140,7 +140,7 @@ def killing_recipe(folder: Path) -> Path:
 
 def test_run_resumes_after_a_vllm_server_died(tmp_path: Path):
     recipe = killing_recipe(tmp_path)
-    with pytest.raises(CreditflowError, match=r"rollout servers died.*run the same command again"):
+    with pytest.raises(CreditflowError, match=r"a rollout server died.*run the same command again"):
         train(tmp_path / "run", 3, "trainer.save_freq=1", recipe=recipe)
     trained = train(tmp_path / "run", 3, "trainer.save_freq=1", recipe=recipe)
     assert [row["step"] for row in trained.metrics] == [1, 2, 3]

@@ -52,6 +52,7 @@ from creditflow.engines.verl.policy_trainer import PartnerPolicy, PolicyTrainer
 from creditflow.engines.verl.recipe import NAME, STATE, TRAINER_PREFIX, read_run_handle
 from creditflow.engines.verl.rollouts import RolloutRecords, expect_no_mistake, partition, tags_in, take
 from creditflow.engines.verl.rows import VerlRows, concatenate_rows, delete_rows, delete_unfinished, select
+from creditflow.engines.verl.servers import DIED
 from creditflow.errors import ConfigError, CreditflowError, TooManyFailedScores, first_line
 from creditflow.monitoring.evaluation import Evaluation
 from creditflow.monitoring.guard import GuardAction
@@ -407,10 +408,7 @@ def expect_live_servers() -> Iterator[None]:
     try:
         yield
     except (RayActorError, zmq.Again) as error:  # Again: a server did not take its weights in time
-        raise CreditflowError(
-            f"rollout servers died, and do not come back: {first_line(error)}; run the same command again to go on "
-            "from the last checkpoint"
-        ) from error
+        raise CreditflowError(f"{DIED}: {first_line(error)}") from error
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
