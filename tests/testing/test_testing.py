@@ -223,7 +223,7 @@ def test_error_lists_every_failed_check_with_its_findings():
     with pytest.raises(CreditflowError) as caught:
         check_reward_function(bad)
     message = str(caught.value)
-    assert message.startswith("bad: 2 of 9 checks failed\nstays_in_its_range: Every number that it returns is in its declared")
+    assert message.startswith("bad: 2 of 9 checks failed\nstays_in_its_range: Every number that it returns is")
     assert "\n  on step 'a sum.0' of trajectory 'a sum': expected a value in [0, 1], got 2; if" in message
     changed = "expected the trajectory as it was before the call, got a changed one"
     assert f"\n  on trajectory 'a sum': {changed}\n" in message

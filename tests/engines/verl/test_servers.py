@@ -98,5 +98,5 @@ def test_different_temperature_raises_config_error():
 
 
 def test_dead_server_fails_the_rollout():
-    with pytest.raises(CreditflowError, match="policy default: a rollout server died.*run the same command again"):
+    with pytest.raises(CreditflowError, match=r"policy default: a rollout server died.*run the same command again"):
         ask(Fleet(ActorDiedError()))
