@@ -12,7 +12,15 @@ import pytest
 import torch
 
 from creditflow.errors import ModelError
-from creditflow.plugins.model_rewards.models import Batcher, LoadedModel, by_length, cut_prompt, load_model, stamp
+from creditflow.plugins.model_rewards.models import (
+    Batcher,
+    LoadedModel,
+    attempt,
+    by_length,
+    cut_prompt,
+    load_model,
+    stamp,
+)
 from tests.plugins.model_rewards.tiny_models import bpe_tokenizer, save_causal, save_classifier
 from tests.rewards.processes import HANG_S
 
@@ -94,6 +102,12 @@ def test_text_by_a_model_cannot_spell_special_tokens(tmp_path: Path) -> None:
     assert loaded.encode_prompt("<s>a") == ([1, BPE.encode("a").ids[0]], 1)
 
 
+def test_half_of_a_surrogate_pair_is_read_as_a_question_mark(causal: Path) -> None:
+    model = load(causal, "causal")
+    for broken, read in (("the \ud83d sum", "the ? sum"), ("\ud83d\ude42", "??")):
+        assert model.encode(broken, written_by_a_model=True) == model.encode(read, written_by_a_model=True)
+
+
 def test_stamp_changes_with_the_model(tmp_path: Path) -> None:
     save_causal(tmp_path, BPE, seed=0)
     first = stamp(tmp_path)
@@ -171,6 +185,17 @@ def test_error_of_a_batch_reaches_only_its_callers() -> None:
     failed, fine = asyncio.run(main())
     assert [str(error) for error in failed] == ["minus one", "minus one"]
     assert fine == 2
+
+
+def test_error_in_place_of_a_result_reaches_only_its_caller() -> None:
+    batcher = Batcher[int, int](lambda items: [attempt(int, f"{n}" if n else "none") for n in items])
+
+    async def main() -> list[int | BaseException]:
+        return await asyncio.gather(*(batcher(n) for n in range(3)), return_exceptions=True)
+
+    failed, *fine = asyncio.run(main())
+    assert isinstance(failed, ValueError)
+    assert fine == [1, 2]
 
 
 def test_batcher_serves_event_loops_in_several_threads() -> None:

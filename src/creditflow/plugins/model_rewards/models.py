@@ -8,13 +8,15 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from creditflow._utils.huggingface import Kind, load_folder, position_limit
-from creditflow.errors import ModelError
+from creditflow._utils.sections import expected
+from creditflow.errors import CreditflowError, ModelError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Device = Annotated[Literal["auto", "cpu", "cuda"], expected("auto, cpu, cuda")]
 
 MAX_BATCH_TOKENS = 16_384
 """Tokens of one batch, padding included; a longer row forms a batch alone."""
@@ -41,11 +43,13 @@ class LoadedModel:
         """The tokens of `text`, without added ones, and the position in the text at which each ends.
 
         `written_by_a_model`: special tokens spelled out in the text are read as text, so that it cannot forge the
-        format. Raises ModelError if the tokenizer has no offsets (one without a tokenizer.json).
+        format. Halves of surrogate pairs, which no tokenizer can encode, are read as `?`. Raises ModelError if the
+        tokenizer has no offsets (one without a tokenizer.json).
         """
         if not self.tokenizer.is_fast:
             raise ModelError(f"{self.folder} has a tokenizer without offsets; save it as tokenizer.json")
         options = {"add_special_tokens": False, "return_offsets_mapping": True, "verbose": False}
+        text = text.encode("utf-8", "replace").decode()
         encoded = self.tokenizer(text, split_special_tokens=written_by_a_model, **options)
         return list(encoded["input_ids"]), [end for _, end in encoded["offset_mapping"]]
 
@@ -146,8 +150,11 @@ class Batcher(Generic[Item, Result]):
     a batch runs join the next one. The loop stays free meanwhile. One batcher serves any number of event loops.
     """
 
-    def __init__(self, compute: Callable[[list[Item]], Sequence[Result]]) -> None:
-        """`compute`: one result for each item, in order; called in a thread. An exception is raised in all callers."""
+    def __init__(self, compute: Callable[[list[Item]], Sequence[Result | Exception]]) -> None:
+        """`compute`: one result for each item, in order; called in a thread.
+
+        An exception in place of a result is raised in the item's caller, and one that `compute` raises in all callers.
+        """
         self._compute = compute
         self._pending: dict[asyncio.AbstractEventLoop, list[tuple[Item, asyncio.Future[Result]]]] = {}
         """The calls of each event loop that wait for a batch."""
@@ -180,13 +187,23 @@ class Batcher(Generic[Item, Result]):
                 future.cancel()  # has no effect on futures that are done
 
     async def _run(self, batch: list[tuple[Item, asyncio.Future[Result]]]) -> None:
+        results: Sequence[Result | Exception]
         try:
             results = await asyncio.to_thread(self._compute, [item for item, _ in batch])
         except Exception as error:  # handed to every caller
-            for _, future in batch:
-                if not future.done():
-                    future.set_exception(error)
-            return
+            results = [error] * len(batch)
         for (_, future), result in zip(batch, results, strict=True):
-            if not future.done():  # its caller may have been cancelled meanwhile
+            if future.done():  # its caller was cancelled meanwhile
+                continue
+            if isinstance(result, Exception):
+                future.set_exception(result)
+            else:
                 future.set_result(result)
+
+
+def attempt(make: Callable[..., Result], *arguments: Any) -> Result | Exception:
+    """Return the error of one item as a result, so that the rest of its batch is not affected."""
+    try:
+        return make(*arguments)
+    except (ValueError, CreditflowError) as error:
+        return error

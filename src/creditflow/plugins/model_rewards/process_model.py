@@ -7,17 +7,19 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from creditflow._utils.sections import expected
 from creditflow.data import Score, Step, Trajectory
-from creditflow.errors import CreditflowError, did_you_mean
+from creditflow.errors import did_you_mean
 from creditflow.plugins.model_rewards.alignment import PolicyTokens, token_at
 from creditflow.plugins.model_rewards.models import (
     Batcher,
+    Device,
     LoadedModel,
+    attempt,
     by_length,
     cut_prompt,
     load_model,
@@ -29,10 +31,8 @@ from creditflow.rewards.registry import reward
 from creditflow.rewards.support.arguments import check_arguments
 from creditflow.rewards.values import DetailedScore, neutral_where_not_sampled
 
-Result = TypeVar("Result")
 BatchSize = Annotated[int, Field(ge=1), expected("1 or more")]
 OptionalLength = Annotated[Annotated[int, Field(ge=2)] | None, expected("2 or more tokens")]
-Device = Annotated[Literal["auto", "cpu", "cuda"], expected("auto, cpu, cuda")]
 
 REDUCE: dict[str, Callable[[Sequence[float]], float]] = {
     "min": min,
@@ -101,7 +101,7 @@ class ProcessModel:
         self.max_length, self.batch_size, self.device = max_length, batch_size, device
         self._stamp = stamp(folder)
         self._tokens = PolicyTokens(None if tokenizer is None else model_folder(tokenizer, "tokenizer"))
-        self._batcher: Batcher[Step, Score | Exception] = Batcher(self._score_all)
+        self._batcher: Batcher[Step, Score] = Batcher(self._score_all)
         self._loaded: LoadedModel | None = None
 
     def connect(self, clients: Mapping[str, Any]) -> None:
@@ -110,10 +110,7 @@ class ProcessModel:
 
     async def __call__(self, step: Step, trajectory: Trajectory) -> Score:
         """One value per response token, or one for the step."""
-        scored = await self._batcher(step)
-        if isinstance(scored, Exception):
-            raise scored
-        return scored
+        return await self._batcher(step)
 
     def cache_key(self, step: Step, trajectory: Trajectory) -> str:
         """The model's input, the tokens of the response, and the identity of the model."""
@@ -123,10 +120,10 @@ class ProcessModel:
         """A score or an error for each step; an error of one step does not affect the others."""
         model = self._loaded = self._loaded or load_model(self.folder, "token_classification", self.device)
         with model.lock:
-            rows = [_attempt(self._row, model, step) for step in steps]
+            rows = [attempt(self._row, model, step) for step in steps]
         values = iter(self._compute(model, [row for row in rows if not isinstance(row, Exception)]))
         return [
-            row if isinstance(row, Exception) else _attempt(self._score, step, row, next(values))
+            row if isinstance(row, Exception) else attempt(self._score, step, row, next(values))
             for step, row in zip(steps, rows, strict=True)
         ]
 
@@ -188,13 +185,6 @@ class ProcessModel:
         tokens = [values[token_at(row.ends, max(end - 1, 0))] for end in self._tokens.ends(step)]
         value = tuple(neutral_where_not_sampled(tokens, step.response_mask))
         return DetailedScore(value, reason=row.reason, numbers=numbers)
-
-
-def _attempt(make: Callable[..., Result], *arguments: Any) -> Result | Exception:
-    try:
-        return make(*arguments)
-    except (ValueError, CreditflowError) as error:
-        return error
 
 
 def _class_index(folder: Path, label: int | str | None) -> int:
