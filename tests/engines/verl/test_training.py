@@ -1,3 +1,4 @@
+import asyncio
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,11 @@ import torch
 from creditflow._utils.huggingface import load_tokenizer
 from creditflow.config import load_recipe
 from creditflow.credit import assign, explain, make_threshold
+from creditflow.data import Score, Trajectory
 from creditflow.engines.local.policy import Policy
 from creditflow.engines.models.folders import model_folder
 from creditflow.engines.models.tiny import tiny_byte_model
+from creditflow.plugins.model_rewards.information_gain import InformationGain
 from creditflow.runs import Ledger
 from tests.builders import mostly_slow
 from tests.engines.test_tracked_runs import close, expected_rows, tensorboard_numbers, tensorboard_texts
@@ -32,6 +35,8 @@ LITTLE = (
     "actor_rollout_ref.actor.ppo_mini_batch_size=2",
     "reward.num_workers=1",
 )
+CHAIN_REWARDS = ("answer_right", "plan_right", "digits_right", "verdict_right")
+GAIN = "creditflow.plugins.model_rewards.information_gain:InformationGain"
 EPOCH = 2
 """Training steps per epoch; an epoch contains every task once. The longer run resumes in the second epoch."""
 
@@ -40,7 +45,11 @@ EPOCH = 2
 def chain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Two steps of the arithmetic team; or four on two ranks, the last one after a resume."""
     folder = tmp_path_factory.mktemp("chain") / "run"
-    options = (*LITTLE, f"recipe.train_tasks={EPOCH * TASKS}", "trainer.logger=[console,tensorboard]")
+    functions = ", ".join(f"{{fn: 'arithmetic_chain.py:{name}'}}" for name in CHAIN_REWARDS)
+    options = (
+        *(*LITTLE, f"recipe.train_tasks={EPOCH * TASKS}", "trainer.logger=[console,tensorboard]"),
+        f"reward.functions=[{functions}, {{fn: '{GAIN}', weight: 0, args: {{cue: ' =', limit: 50}}}}]",
+    )
     for steps in request.param:
         last = (f"trainer.total_training_steps={steps}", "trainer.save_freq=1")
         trained = run(CHAIN, folder, *options, *last, n_ranks=len(request.param))
@@ -54,6 +63,21 @@ def test_trackers_have_the_metrics_and_report(chain: Run):
     texts = tensorboard_texts(chain.folder)
     assert "| `verifier` |" in texts["report"]
     assert len(texts["final_trajectories"].splitlines()) == 2 + len(expected_rows(chain.folder))
+
+
+def test_information_gain_is_under_the_initial_weights(chain: Run):
+    recipe = load_recipe(CHAIN, LITTLE)
+    function = InformationGain(path=str(model_folder(recipe, "default")), cue=" =", limit=50)
+
+    async def gains(trajectories: list[Trajectory]) -> list[Score]:
+        return await asyncio.gather(*(function(step, t) for t in trajectories for step in t.steps))
+
+    for number in range(1, len(chain.steps) + 1):
+        trajectories = chain.batch(number).to_trajectories()
+        recorded = [step.scores["information_gain"].value for t in trajectories for step in t.steps]
+        expected = [score.value for score in asyncio.run(gains(trajectories))]
+        np.testing.assert_allclose(recorded, expected, atol=1e-4)
+        assert np.ptp(expected) > 1
 
 
 def test_rollout_and_actor_agree_on_log_probs(chain: Run):
