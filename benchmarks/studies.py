@@ -12,7 +12,25 @@ def _credit(*options: str) -> tuple[str, ...]:
     return tuple(f"algorithm.{option}" for option in options)
 
 
-GRPO, OWN, MAPPO, MEAN = "grpo", "own", "mappo", "mean"
+def rewards(
+    weights: Sequence[float] = (1, 1, 1), wrong: str = "null", digits: str = "digits_right", more: Sequence[str] = ()
+) -> str:
+    """The recipe's reward functions from `benchmarks.cases`, and `more` entries.
+
+    `digits`: the function that scores the executor.
+    """
+    args = f", args: {{wrong: {wrong}}}"
+    entries = ["{fn: 'arithmetic_chain.py:answer_right'}"]
+    for name, weight in zip(("plan_right", digits, "verdict_right"), weights, strict=True):
+        given = "" if name == "digits_of_reference" else args
+        entries.append(f"{{fn: 'benchmarks/cases.py:{name}'{given}, weight: {weight}}}")
+    return f"reward.functions=[{', '.join([*entries, *more])}]"
+
+
+_GAIN = "{fn: information_gain, args: {cue: ' =', limit: 10}}"
+"""The recipe's vocabulary has `=` before results. Gains under its small models reach 10 nats per token."""
+
+GRPO, OWN, MAPPO, GAIN, MEAN = "grpo", "own", "mappo", "information gain", "mean"
 """Names of arms; `MEAN`: the mean of the cases, in tables."""
 _MEAN_REWARD = "{rule: identical, shared_reward: outcome_plus_mean_sub_reward}"
 ARMS: Mapping[str, tuple[str, ...]] = {
@@ -35,10 +53,14 @@ ARMS: Mapping[str, tuple[str, ...]] = {
     "calibrated + harm": _credit("propagation=calibrated", "group_by=task_agent"),
     **{name: _credit(f"preset={name}") for name in ("dr_mas", "magrpo", "at_grpo", "gigpo", "gagpo", "irc", "mt_grpo")},
     MAPPO: (*_credit("preset=mappo"), "critic.optim.lr=1.0e-3", "critic.cliprange_value=10"),
+    GAIN: (*_credit("propagation=own", "group_by=agent_turn"), rewards((0, 0, 0), more=[_GAIN])),
 }
 """Options of credit by name. `grpo`: the outcome to every step, compared with the other rollouts of the task, as in
 verl, TRL and Agent Lightning. `mean sub-reward`: outcome + the trajectory's mean sub-reward, likewise. `own`: a step's
-own score + outcome, compared across tasks by agent and turn, the default. `own score`: without the outcome."""
+own score + outcome, compared across tasks by agent and turn, the default. `own score`: without the outcome.
+`information gain`: `own` with the gain as every step's score."""
+ONLY_IN: Mapping[str, Sequence[str]] = {GAIN: ("outcome only",)}
+"""The cases of arms that replace the case's reward functions; any other arm is valid in all cases."""
 
 # ---- cases ---------------------------------------------------------------------------------------------------------
 
@@ -78,16 +100,6 @@ _SMOLLM2 = (
     "trainer.test_delay=10",
     "data.val_max_samples=200",
 )
-
-
-def rewards(weights: Sequence[float] = (1, 1, 1), wrong: str = "null", digits: str = "digits_right") -> str:
-    """The recipe's reward functions from `benchmarks.cases`; `digits`: the function that scores the executor."""
-    args = f", args: {{wrong: {wrong}}}"
-    entries = ["{fn: 'arithmetic_chain.py:answer_right'}"]
-    for name, weight in zip(("plan_right", digits, "verdict_right"), weights, strict=True):
-        more = "" if name == "digits_of_reference" else args
-        entries.append(f"{{fn: 'benchmarks/cases.py:{name}'{more}, weight: {weight}}}")
-    return f"reward.functions=[{', '.join(entries)}]"
 
 
 def _chain(*options: str) -> Case:
@@ -134,6 +146,10 @@ class Study:
     tuning_seeds: Sequence[int] = (100, 101)
     rates_of: str = ""
     """The study with the tuned rates; default: this one."""
+
+    def cases_of(self, arm: str) -> list[str]:
+        """The cases in which an arm is valid."""
+        return [case for case in self.cases if case in ONLY_IN.get(arm, self.cases)]
 
 
 _FINAL = (GRPO, "mean sub-reward", "own score", OWN, "threshold", "posterior")

@@ -47,6 +47,7 @@ MEASURES = (
     "src/creditflow/engines/common",
     "src/creditflow/engines/models",
     "src/creditflow/plugins/gym/tasks.py",
+    "src/creditflow/plugins/model_rewards",
     "benchmarks/cases.py",
     *(
         f"src/creditflow/recipes/{name}.{end}"
@@ -264,7 +265,8 @@ class Board:
 
     def means(self, recipe: str, arm: str) -> dict[str, float]:
         """The score of each finished rate of an arm: its mean over the tuning cases of a recipe and the seeds."""
-        cases = [case for case in self.study.tuning_cases if self.study.cases[case].recipe == recipe]
+        cases = [case for case in self.study.cases_of(arm) if case in self.study.tuning_cases]
+        cases = [case for case in cases if self.study.cases[case].recipe == recipe]
         blocks = [self.lines(seed) for seed in self.study.tuning_seeds]
         rates = {rate for block in blocks for _, of, rate in block if of == arm}
         found = {rate: [block.get((case, arm, rate)) for case in cases for block in blocks] for rate in rates}
@@ -279,6 +281,7 @@ class Board:
             for seed in self.study.tuning_seeds
             for case in self.study.tuning_cases
             for arm in arms
+            if case in self.study.cases_of(arm)
             for recipe in [self.study.cases[case].recipe]
             for rate in rates_to_try(self.means(recipe, arm), self.study.rates[recipe])
         ]
@@ -301,6 +304,7 @@ class Board:
             for seed in seeds
             for case in cases
             for arm in arms
+            if case in self.study.cases_of(arm)
         ]
 
 
@@ -347,20 +351,24 @@ class Row:
     rates: Mapping[str, str]
     seeds: int
     means: Mapping[str, Mapping[str, float]]
-    """The mean of each metric by case, and of the cases (`MEAN`)."""
+    """The mean of each metric by case, and of the cases (`MEAN`) if the arm is valid in all cases."""
     above: Mapping[str, Mapping[str, Difference]]
-    """The score minus that of each reference, by case and in the mean of the cases."""
+    """The score minus that of each reference, by case and likewise in the mean of the cases."""
     tokens: float
     processor_s: float
 
 
 def rows(board: Board) -> list[Row]:
-    """The arms with results, the best mean first. Raises ValueError for runs that are not comparable."""
+    """The arms with results, the best mean first, and last those of some cases only.
+
+    Raises ValueError for runs that are not comparable.
+    """
     blocks = [by_arm(board.lines(seed)) for seed in board.study.seeds]
-    cases, found = list(board.study.cases), []
+    found = []
     for arm in ARMS:
+        cases = board.study.cases_of(arm)
         complete = [block for block in blocks if all((case, of) in block for case in cases for of in (arm, GRPO, OWN))]
-        if not complete:
+        if not complete or not cases:
             continue
         scores = {of: [[score(block[case, of]) for block in complete] for case in cases] for of in (arm, GRPO, OWN)}
         for block in complete:
@@ -368,6 +376,7 @@ def rows(board: Board) -> list[Row]:
                 for of in (GRPO, OWN):
                     if differing := _differing(block[case, arm], block[case, of], COMPARED):
                         raise ValueError(f"{board.name}: {arm} and {of} are not comparable: {'; '.join(differing)}")
+        named = [*cases, MEAN] if len(cases) == len(board.study.cases) else cases
         every = [block[case, arm] for case in cases for block in complete]
         means = {
             metric: [fmean(fmean(block[case, arm][metric]) for block in complete) for case in cases]
@@ -378,16 +387,13 @@ def rows(board: Board) -> list[Row]:
                 arm,
                 {board.study.cases[line["case"]].recipe: line["rate"] for line in every},
                 len(complete),
-                {
-                    metric: {**dict(zip(cases, values, strict=True)), MEAN: fmean(values)}
-                    for metric, values in means.items()
-                },
-                {of: _differences(cases, scores[arm], scores[of]) for of in (GRPO, OWN)},
+                {metric: dict(zip(named, [*values, fmean(values)], strict=False)) for metric, values in means.items()},
+                {of: _differences(named, scores[arm], scores[of]) for of in (GRPO, OWN)},
                 fmean(line["tokens"] for line in every),
                 fmean(line["processor_s"] for line in every),
             )
         )
-    return sorted(found, key=lambda row: -row.means[SCORE][MEAN])
+    return sorted(found, key=lambda row: -row.means[SCORE].get(MEAN, -1))
 
 
 def by_arm(lines: Mapping[tuple[str, str, str], dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
@@ -401,11 +407,11 @@ def by_arm(lines: Mapping[tuple[str, str, str], dict[str, Any]]) -> dict[tuple[s
 
 
 def _differences(
-    cases: Sequence[str], a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]
+    named: Sequence[str], a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]
 ) -> dict[str, Difference]:
-    """The differences of each case, and of the mean of all cases, paired by seed."""
+    """The differences of each case, and last of the mean of all cases if `named` has it, paired by seed."""
     means_a, means_b = ([fmean(of_seed) for of_seed in zip(*side, strict=True)] for side in (a, b))
-    pairs = zip([*cases, MEAN], [*a, means_a], [*b, means_b], strict=True)
+    pairs = zip(named, [*a, means_a], [*b, means_b], strict=False)
     return {case: paired_difference(of_a, of_b) for case, of_a, of_b in pairs}
 
 
@@ -421,7 +427,8 @@ def winner(table: Sequence[Row]) -> str:
     passing = [
         row
         for row in table
-        if all(row.above[OWN][case].low > NO_WORSE for case in row.above[OWN] if case != MEAN)
+        if MEAN in row.above[OWN]
+        and all(row.above[OWN][case].low > NO_WORSE for case in row.above[OWN] if case != MEAN)
         and row.above[GRPO][MEAN].low > 0
     ]
     return passing[0].arm if passing else OWN
@@ -434,11 +441,15 @@ def table_lines(table: Sequence[Row]) -> list[str]:
     cases = list(table[0].means[SCORE])
     made = [_line("arm", "rates", "seeds", *cases), _line(*["---"] * (3 + len(cases)))]
     for row in table:
-        cells = [f"{100 * row.means[SCORE][case]:.1f}" for case in cases]
+        cells = [f"{100 * row.means[SCORE][case]:.1f}" if case in row.means[SCORE] else "" for case in cases]
         made.append(_line(row.arm, ", ".join(dict.fromkeys(row.rates.values())), str(row.seeds), *cells))
     for of in (GRPO, OWN):
         made += ["", _line(f"above `{of}`", *cases), _line(*["---"] * (1 + len(cases)))]
-        made += [_line(row.arm, *(_points(row.above[of][case]) for case in cases)) for row in table if row.arm != of]
+        made += [
+            _line(row.arm, *(_points(row.above[of][case]) if case in row.above[of] else "" for case in cases))
+            for row in table
+            if row.arm != of
+        ]
     return made
 
 
@@ -463,10 +474,10 @@ def report(boards: Sequence[Board]) -> int:
         facts[board.name] = {"rows": [asdict(row) for row in table], "default": winner(table)}
         codes |= {line["code"] for seed in board.study.seeds for line in board.lines(seed).values()}
         for row in table:
-            for of in (GRPO, OWN):
-                if row.arm != of:
-                    one, hold = row.above[of][MEAN], 0.0 if (row.arm, of) == (OWN, GRPO) else None
-                    what = f"{board.name}: pass@1, {row.arm} - {of}, {MEAN}"
+            for case in [MEAN] if MEAN in row.means[SCORE] else row.means[SCORE]:
+                for of in (name for name in (GRPO, OWN) if name != row.arm):
+                    one, hold = row.above[of][case], 0.0 if (row.arm, of) == (OWN, GRPO) else None
+                    what = f"{board.name}: pass@1, {row.arm} - {of}, {case}"
                     figures.append(Figure(what, 100 * one.mean, unit="points", spread=(100 * one.low, 100 * one.high)))
                     if hold is not None:
                         figures.append(Figure(f"{what}, lower end", 100 * one.low, hold, unit="points"))

@@ -2,8 +2,10 @@
 
 import json
 import math
+import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks import which_credit
-from benchmarks.studies import ARMS, GRPO, MEAN, OWN, STUDIES, Case, Study
+from benchmarks import studies, which_credit
+from benchmarks.studies import ARMS, GAIN, GRPO, MEAN, OWN, STUDIES, Case, Study
 from benchmarks.which_credit import Board, Run, comparable, rates_to_try, report, rows, table_lines, winner
 from creditflow.config import load_recipe
+from creditflow.plugins.model_rewards.information_gain import InformationGain
+from tests.paths import ROOT
 
 MACHINE = {"code": "c1", "commit": "a1", "processor": "p1", "versions": {"torch": "2"}, "date": "2026-11-30"}
 STUDY = Study(
@@ -199,6 +203,35 @@ def test_winner_is_no_worse_than_own_in_any_case(board: Board) -> None:
     assert winner([unproven, own, grpo]) == OWN
 
 
+def test_arm_of_some_cases_is_trained_and_shown_in_these(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(studies, "ONLY_IN", {GAIN: ("one",)})
+    arms = (*STUDY.arms, GAIN)
+    while runs := board.tuning_runs(arms):
+        board.do(runs, math.inf)
+    final = board.final_runs(arms, tuple(STUDY.cases), STUDY.seeds)
+    assert {run.case for run in final if run.arm == GAIN} == {"one"}
+    board.do(final, math.inf)
+    own, _, gain = table = rows(board)
+    assert (gain.arm, list(gain.means["pass_at_1"]), list(gain.above[OWN])) == (GAIN, ["one"], ["one"])
+    assert winner(table) == OWN
+    assert next(line for line in table_lines(table) if line.startswith(f"| {GAIN} |")).endswith(" |  |  |")
+    assert board.study.cases_of(OWN) == ["one", "two"]
+    better = replace(gain, above={**gain.above, OWN: {"one": replace(own.above[GRPO]["one"], low=1.0)}})
+    assert winner([better, *table]) == OWN
+
+
+def test_information_gain_of_the_arm_is_loaded() -> None:
+    run = Board("small", STUDIES["small"]).run("outcome only", GAIN, "1.0e-04", 20)
+    config = load_recipe(run.recipe, run.settings).config
+    *judged, gain = config.reward.functions
+    assert [entry.weight for entry in judged[1:]] == [0, 0, 0]
+    assert (gain.fn, gain.weight) == ("information_gain", None)
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["creditflow.rewards"]
+    module, _, name = points[gain.fn].partition(":")
+    InformationGain(**gain.args)
+    assert getattr(import_module(module), name) is InformationGain
+
+
 def test_report_writes_each_difference_and_the_default(
     board: Board, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -226,7 +259,7 @@ def test_report_writes_each_difference_and_the_default(
 def test_every_arm_of_a_study_is_a_valid_recipe(name: str) -> None:
     board = Board(name, STUDIES[name])
     for case in board.study.cases:
-        for arm in ARMS:
+        for arm in (arm for arm in ARMS if case in board.study.cases_of(arm)):
             run = board.run(case, arm, "1.0e-04", 20)
             credit = load_recipe(run.recipe, run.settings).config.credit
             if arm == GRPO:
