@@ -26,8 +26,8 @@ TOKENIZER: dict[str, Any] = {
 }
 
 
-def tiny_model(kind: str = "Llama") -> Any:
-    """A random Llama or Qwen2 (which has biases), with untied embeddings."""
+def tiny_model(kind: str = "Llama", *, tied: bool = False) -> Any:
+    """A random Llama or Qwen2 (which has biases)."""
     import transformers
 
     config = getattr(transformers, f"{kind}Config")(
@@ -39,7 +39,7 @@ def tiny_model(kind: str = "Llama") -> Any:
         num_key_value_heads=2,
         max_position_embeddings=64,
         rms_norm_eps=1e-5,
-        tie_word_embeddings=False,
+        tie_word_embeddings=tied,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -56,8 +56,12 @@ def write_gguf(
     tokenizer: Mapping[str, Any] = TOKENIZER,
     extra: Mapping[str, float | str] = {},
     template: str | None = TEMPLATE,
+    types: Mapping[str, str] = {},
 ) -> Path:
-    """Write the weights of a tiny model and `tokenizer.ggml.*` as a GGUF file; default architecture: the model's."""
+    """Write the weights of a tiny model and `tokenizer.ggml.*` as a GGUF file; default architecture: the model's.
+
+    `types`: the types of quantized tensors. The output of a tied model is written only if it has a type.
+    """
     import gguf
 
     config = model.config
@@ -80,7 +84,12 @@ def write_gguf(
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[config.model_type.upper()], config.num_hidden_layers)
     for name, weights in model.state_dict().items():
         tensor = names.get_name(name, (".weight", ".bias"))
-        if config.model_type == "llama" and (".attn_q." in tensor or ".attn_k." in tensor):
+        if config.tie_word_embeddings and tensor == "output.weight" and tensor not in types:
+            continue
+        if tensor in types:
+            kind = gguf.GGMLQuantizationType[types[tensor]]
+            writer.add_tensor(tensor, gguf.quants.quantize(weights.numpy(), kind), raw_dtype=kind)
+        elif config.model_type == "llama" and (".attn_q." in tensor or ".attn_k." in tensor):
             # llama.cpp rotates neighbouring pairs, transformers the two halves of a head.
             halves = weights.reshape(-1, 2, config.head_dim // 2, weights.shape[1])
             writer.add_tensor(tensor, halves.swapaxes(1, 2).reshape(weights.shape).contiguous().numpy())

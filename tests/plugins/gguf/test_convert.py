@@ -1,10 +1,12 @@
 """Model paths other than Hugging Face folders: GGUF files and names in the Hugging Face cache."""
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from creditflow._utils.huggingface import load_folder, missing_files
@@ -18,7 +20,7 @@ from creditflow.rollout.chat import ChatTokenizer
 from tests.paths import TOY
 from tests.plugins.gguf.files import TOKENIZER, tiny_model, write_gguf
 
-pytest.importorskip("gguf")
+gguf = pytest.importorskip("gguf")
 KEY = "actor_rollout_ref.model.path"
 
 
@@ -49,6 +51,40 @@ def test_converted_gguf_computes_the_same_logits(kind, tmp_path) -> None:
     with torch.no_grad():
         torch.testing.assert_close(loaded(ids).logits, model(ids).logits, rtol=1e-5, atol=1e-5)
     assert tokenizer.convert_ids_to_tokens(tokenizer(" the 123abc")["input_ids"]) == ["Ġthe", "Ġ", "1", "2", "3", "abc"]
+
+
+@pytest.mark.parametrize("types", [(), ("F32", "F32"), ("F32", "F16"), ("Q5_0", "Q8_0"), ("Q8_0", "Q4_0")])
+@pytest.mark.parametrize("kind", ["Llama", "Qwen2"])
+def test_tied_model_stays_tied(kind, types, tmp_path) -> None:
+    """Its file has no output matrix, or one that differs from the embeddings by quantization only."""
+    model = tiny_model(kind, tied=True)
+    named = dict(zip(("token_embd.weight", "output.weight"), types, strict=False))
+    file = write_gguf(tmp_path / "tiny.gguf", model, types=named)
+    origin = convert(Source(file), tmp_path / "tiny")
+    assert "lm_head.weight" not in load_file(tmp_path / "tiny" / "model.safetensors")
+    assert json.loads((tmp_path / "tiny" / "config.json").read_text())["tie_word_embeddings"] is True
+    loaded, _ = load_folder(tmp_path / "tiny", "causal", KEY)
+    assert loaded.num_parameters() == origin.parameters == model.num_parameters()
+    if "Q8_0" in types:  # the finer of the two matrices remains
+        table = model.get_input_embeddings().weight
+        q8 = gguf.GGMLQuantizationType.Q8_0
+        table.data = torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(table.detach().numpy(), q8), q8))
+    ids = torch.arange(40).reshape(2, 20)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(ids).logits, model(ids).logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("type", "noise"), [("F32", 0.03), ("Q8_0", 0.03), ("Q4_0", 0.3)])
+def test_output_that_was_trained_apart_stays_apart(type, noise, tmp_path) -> None:
+    model = tiny_model("Qwen2")
+    table, head = model.get_input_embeddings().weight.data, model.get_output_embeddings().weight.data
+    head.copy_(table + noise * head)
+    file = write_gguf(tmp_path / "tiny.gguf", model, types={"token_embd.weight": type, "output.weight": type})
+    origin = convert(Source(file), tmp_path / "tiny")
+    loaded, _ = load_folder(tmp_path / "tiny", "causal", KEY)
+    assert not loaded.config.tie_word_embeddings
+    assert loaded.num_parameters() == origin.parameters == model.num_parameters()
+    torch.testing.assert_close(loaded.get_output_embeddings().weight, head, rtol=0, atol=0.2)
 
 
 def test_special_tokens_follow_metadata_and_template(file, tmp_path) -> None:

@@ -32,7 +32,7 @@ from creditflow.plugins.gguf.tokenizer import (
     warn_of_pre_tokenizer,
 )
 
-CONVERSION = 1
+CONVERSION = 2
 """Version of the conversion; folders of another version are converted again."""
 ORIGIN = "origin.json"
 """The file of a converted folder that names its source."""
@@ -96,13 +96,17 @@ def supported_architectures() -> list[str]:
 
 
 def read_metadata(file: Path) -> dict[str, Any]:
-    """The metadata of a GGUF file, and the names of its tensors as `tensors`; raise ModelError for another file."""
+    """The metadata of a GGUF file; raise ModelError for another file.
+
+    Its entry `tensors` holds the bits per weight of each tensor.
+    """
     import gguf
 
     try:
         reader = gguf.GGUFReader(file)
         metadata = {name: entry.contents() for name, entry in reader.fields.items()}
-        return {**metadata, "tensors": [str(tensor.name) for tensor in reader.tensors]}
+        bits = {str(tensor.name): 8 * float(tensor.n_bytes) / int(tensor.n_elements) for tensor in reader.tensors}
+        return {**metadata, "tensors": bits}
     except (ValueError, LookupError, TypeError, OverflowError, AttributeError, OSError, MemoryError) as error:
         raise ModelError(f"{file} cannot be read as GGUF: {first_line(error)}") from error
 
@@ -218,6 +222,7 @@ def _sha256(file: Path, size: int, changed: int) -> str:
 def _fill(folder: Path, source: Source, metadata: Mapping[str, Any], architecture: str) -> None:
     with _quiet():
         model = _load_model(source.file)
+        _tie_embeddings(model, metadata["tensors"])
         tokenizer = _load_tokenizer(source.file, metadata, model.config)
     _name_special_tokens(model, tokenizer, metadata)
     with _quiet():
@@ -279,6 +284,25 @@ def _load_model(file: Path) -> Any:
     if lacking:
         raise ModelError(f"{file} lacks weights, or transformers does not find them: {', '.join(sorted(lacking)[:3])}")
     return model
+
+
+def _tie_embeddings(model: Any, bits: Mapping[str, float]) -> None:
+    """Tie the embeddings of a model whose file stores them twice, and keep the finer copy.
+
+    Some files of tied models have an output matrix too, quantized differently. The two copies then differ by the error
+    of the coarser one: about twice the least error of a Gaussian source, 2^-bits of its size (Cover and Thomas,
+    Elements of Information Theory, theorem 10.3.2). Matrices that were trained apart differ by more.
+    """
+    input_bits, output_bits = bits.get("token_embd.weight"), bits.get("output.weight")
+    if model.config.tie_word_embeddings or input_bits is None or output_bits is None:
+        return
+    table, head = model.get_input_embeddings().weight.data, model.get_output_embeddings().weight.data
+    bound = min(max(0.01, 4 * 2 ** -min(input_bits, output_bits)), 0.5)
+    if table.shape == head.shape and torch.dist(table, head) <= bound * head.norm():
+        if output_bits > input_bits:
+            table.copy_(head)
+        model.config.tie_word_embeddings = True
+        model.tie_weights()
 
 
 def _load_tokenizer(file: Path, metadata: Mapping[str, Any], config: Any) -> Any:
