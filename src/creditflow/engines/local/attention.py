@@ -187,6 +187,8 @@ class Decoding:
     """[U, g] the rows of each prompt; entries after the last row are arbitrary."""
     place: Tensor | None
     """[B] index of each row in the flattened `rows`; None if that is 0, 1, ..., B - 1."""
+    beyond: Tensor | None = None
+    """[t] 0 at the response tokens in the cache, -inf after the last one; None: the cache ends there."""
 
     @classmethod
     def from_prompts(cls, prompt_of_row: Ints, prompts: Sequence[Prompts], device: torch.device) -> Decoding:
@@ -215,6 +217,8 @@ class Decoding:
         to_prompt = self._by_prompt(q) @ prompts.keys
         to_prompt += prompts.beyond
         to_response = self._by_prompt(q @ key.transpose(2, 3))
+        if self.beyond is not None:
+            to_response += self.beyond
         weights = torch.cat([to_prompt, to_response], -1).softmax(-1)
         of_prompt = weights[..., :n_prompt] @ prompts.values
         of_response = self._by_row(weights[..., n_prompt:], q.shape[2]) @ value

@@ -2,12 +2,16 @@
 
 `SharedRows` is for models that run with `packed_attention` (see `attention.py`): it computes and stores a prompt's keys
 and values once for all rows with that prompt. `PaddedRows` is for all other models.
+
+On CUDA, `SharedRows` captures the step of a token in a CUDA graph and replays it, because launching a kernel takes
+longer than running it. All tensors of such a step have a fixed shape and address.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
@@ -21,13 +25,14 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from creditflow._utils.huggingface import position_limit
 from creditflow.engines.local.attention import Decoding, Layout, Prompts, attending, full
 from creditflow.engines.local.packing import pack_prompts
+from creditflow.errors import first_line
 
 Prompt = tuple[int, ...]
 
 _CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
 """The cache's name among the arguments and outputs of models, which depends on the version of transformers."""
-_ROOM = 32
-"""The smallest spare capacity, in tokens, when keys and values are copied."""
+_ROOM = {"cpu": 32, "cuda": 256}
+"""The first capacity of a cache, in tokens, by device; it doubles when it is full."""
 _AT_ONCE = {"cpu": 2048, "cuda": 16384}
 """Prompt tokens per prefill pass, by device; on a processor, about as many as its cache holds."""
 
@@ -43,6 +48,28 @@ class DecodingRows(Protocol):
 
     def keep(self, rows: Tensor) -> None:
         """Keep only `rows`, given as indices into the current rows."""
+
+
+Step = Callable[[], Tensor]
+"""A decoding step of tensors with fixed shapes and addresses: it updates some of them and returns the next logits."""
+
+
+def _cuda_graph(step: Step) -> Step:
+    """Capture the kernels of `step` without running them; returns a step that launches all of them at once."""
+    graph = torch.cuda.CUDAGraph()
+    # The outer context restores the stream after a failed capture.
+    with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        logits = step()
+
+    def replay() -> Tensor:
+        graph.replay()
+        return logits.clone()  # the next replay overwrites them
+
+    return replay
+
+
+_CAPTURE: dict[str, Callable[[Step], Step]] = {"cuda": _cuda_graph}
+"""How a step is captured, by device. On a processor, launches cost less than attention to spare capacity."""
 
 
 @contextmanager
@@ -63,12 +90,12 @@ def decoding_error(model: Any, pad_id: int, *, shared: bool) -> float:
     """The largest difference between the logits of `rows_of` and those of single rows without a cache.
 
     Measured on two rows, one of which is dropped, in standard deviations of the logits: about 1e-6 is rounding, 1 is
-    nonsense. Exceptions of the model propagate.
+    nonsense. Exceptions of the model propagate. Three tokens are fed, so that a captured step is replayed.
     """
     device = next(model.parameters()).device
     n_tokens = model.get_input_embeddings().num_embeddings
     rows = [[k % n_tokens for k in range(begin, begin + length)] for begin, length in ((3, 3), (7, 5))]
-    fed = [k % n_tokens for k in (11, 12)]
+    fed = [k % n_tokens for k in (11, 12, 13)]
 
     def alone(row: int) -> Tensor:
         logits: Tensor = model(input_ids=torch.tensor([rows[row]], device=device), use_cache=False).logits
@@ -145,6 +172,8 @@ class SharedRows:
     def __init__(self, model: Any, prompts: Sequence[Prompt]) -> None:
         self._model, self._last = model, _last_position(model)
         device = next(model.parameters()).device
+        self._capture = _CAPTURE.get(device.type)
+        self._replay: Step | None = None
         # Prompts with many rows are stored several times, so that each stored prompt has about equally many rows.
         at_once = max(1, round(len(prompts) / len(set(prompts))))
         number, part, count = dict[Prompt, int](), dict[tuple[int, int], int](), Counter[Prompt]()
@@ -161,8 +190,9 @@ class SharedRows:
         self._length = torch.tensor(lengths, device=device)[prompt_of_row]
         # Where each prompt is stored once, a copy would double the memory.
         self._prompts = read if len(part) == len(number) else [layer.select(prompt_of_part) for layer in read]
-        self._cache = DynamicCache()
-        self._cache.layers = [GrowingLayer() for _ in read]
+        self._cache, self._room, self._n_fed = DynamicCache(), _ROOM[device.type], 0
+        self._place = torch.full((1,), -1, device=device)
+        self._cache.layers = [GrowingLayer(None if self._capture is None else self._place) for _ in read]
         self._arrange()
 
     def _read(self, prompts: list[Prompt], device: torch.device) -> tuple[Tensor, list[Prompts], list[int]]:
@@ -204,17 +234,42 @@ class SharedRows:
             self._prompts = [prompts.select(left) for prompts in self._prompts]
         self._part_of_row = part_of_row
         self._decoding = Decoding.from_prompts(part_of_row, self._prompts, device)
+        if self._capture is not None:
+            self._decoding.beyond = torch.full((self._room,), -torch.inf, device=device)
+            self._decoding.beyond[: self._n_fed] = 0
+        self._token = torch.empty_like(self._length)
+        self._replay, self._n_steps = None, 0
 
     def feed(self, token: Tensor) -> Tensor:
+        if self._n_fed == self._room:
+            self._room *= 2
+            for layer in self._cache.layers:
+                layer.grow()
+            self._arrange()
+        self._token.copy_(token)
+        self._n_fed += 1
+        self._n_steps += 1
+        if self._capture is not None and self._n_steps == 2:  # the first step loads kernels, which a capture cannot do
+            try:
+                self._replay = self._capture(self._step)
+            except RuntimeError as error:
+                warnings.warn(f"decoding without a CUDA graph, which is slow: {first_line(error)}", stacklevel=2)
+        return self._step() if self._replay is None else self._replay()
+
+    def _step(self) -> Tensor:
+        """Run the model on `self._token`. If steps are captured, all tensors have a fixed shape and address."""
+        if (beyond := self._decoding.beyond) is not None:
+            self._place += 1
+            beyond.index_fill_(0, self._place, 0)
         out = self._model(
-            input_ids=token.unsqueeze(1),
+            input_ids=self._token.unsqueeze(1),
             position_ids=self._length.clamp(max=self._last).unsqueeze(1),
             use_cache=True,
             packed_layout=self._decoding,
             logits_to_keep=1,
             **{_CACHE: self._cache},
         )
-        self._length = self._length + 1
+        self._length += 1
         last: Tensor = out.logits[:, -1]
         return last
 
@@ -227,42 +282,45 @@ class SharedRows:
 
 
 class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
-    """A growing cache layer with spare capacity. transformers' layer copies itself for every token."""
+    """A cache layer with spare capacity. transformers' layer copies itself for every token."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: Tensor | None = None) -> None:
+        """`place` [1]: where the next token is written, if shapes are fixed; `update` then returns the whole room."""
         super().__init__()
-        self._room: tuple[Tensor, Tensor] | None = None
+        self._place, self._length = place, 0
+        self._rooms: tuple[Tensor, ...] = ()
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Append the key and value states of new tokens; returns all keys and values, in float32 or wider."""
-        key_states, value_states = full(key_states), full(value_states)
-        if self._room is None:
-            self.lazy_initialization(key_states, value_states)
-            self._take((_roomy(key_states), _roomy(value_states)), key_states.shape[-2])
-            return self.keys, self.values
-        begin = self.keys.shape[-2]
-        end = begin + key_states.shape[-2]
-        room = self._room
-        if end > room[0].shape[-2]:
-            room = _roomy(self.keys), _roomy(self.values)
-        for whole, states in zip(room, (key_states, value_states), strict=True):
-            whole[..., begin:end, :] = states
-        self._take(room, end)
+        """Write the key and value states of one token; returns all keys and values, in float32 or wider."""
+        new = full(key_states), full(value_states)
+        if not self._rooms:
+            self.lazy_initialization(*new)
+            self._rooms = tuple(_room_for(states) for states in new)
+        begin, self._length = self._length, self._length + 1
+        for room, states in zip(self._rooms, new, strict=True):
+            if self._place is None:
+                room[:, :, begin : self._length] = states
+            else:
+                room.index_copy_(2, self._place, states)
+        self._take(self._rooms)
         return self.keys, self.values
 
-    def _take(self, room: tuple[Tensor, Tensor], length: int) -> None:
-        self._room = room
-        self.keys, self.values = (states[..., :length, :] for states in room)
+    def _take(self, rooms: tuple[Tensor, ...]) -> None:
+        self._rooms = rooms
+        if rooms:  # a layer may use another one's keys and values
+            filled = rooms if self._place is not None else (room[:, :, : self._length] for room in rooms)
+            self.keys, self.values = filled
+
+    def grow(self) -> None:
+        """Double the capacity."""
+        self._take(tuple(torch.cat([room, torch.zeros_like(room)], 2) for room in self._rooms))
 
     def keep(self, rows: Tensor) -> None:
         """Keep only `rows`."""
-        if self._room is not None:
-            self._take((_roomy(self.keys[rows]), _roomy(self.values[rows])), self.keys.shape[-2])
+        self._take(tuple(room[rows] for room in self._rooms))
 
 
-def _roomy(states: Tensor) -> Tensor:
-    """Copy states into a tensor with spare capacity: half their length, at least `_ROOM` tokens."""
-    rows, heads, length, width = states.shape
-    room = states.new_empty(rows, heads, length + max(_ROOM, length // 2), width)
-    room[..., :length, :] = states
-    return room
+def _room_for(states: Tensor) -> Tensor:
+    """The first room for states [B, heads, 1, D]. Its zeros matter: a weight of 0 times NaN is NaN."""
+    rows, heads, _, width = states.shape
+    return states.new_zeros(rows, heads, _ROOM[states.device.type], width)
