@@ -49,6 +49,10 @@ ARMS: Mapping[str, tuple[str, ...]] = {
     ),
     "discounted": _credit("propagation=discounted", "group_by=agent_turn"),
     "posterior": _credit("propagation=posterior", "group_by=agent_turn"),
+    "decoupled": _credit("preset=decoupled", "group_by=agent_turn"),
+    "decoupled, no model": _credit(
+        "propagation={rule: decoupled, w_x: 0}", "adv_estimator=relative", "group_by=agent_turn"
+    ),
     "calibrated": _credit("propagation={rule: calibrated, w_m: 0}", "group_by=task_agent"),
     "calibrated + harm": _credit("propagation=calibrated", "group_by=task_agent"),
     **{name: _credit(f"preset={name}") for name in ("dr_mas", "magrpo", "at_grpo", "gigpo", "gagpo", "irc", "mt_grpo")},
@@ -152,7 +156,7 @@ class Study:
         return [case for case in self.cases if case in ONLY_IN.get(arm, self.cases)]
 
 
-_FINAL = (GRPO, "mean sub-reward", "own score", OWN, "threshold", "posterior")
+_FINAL = (GRPO, "mean sub-reward", "own score", OWN, "posterior", "decoupled")
 STUDIES: Mapping[str, Study] = {
     "small": Study(
         {**CHAIN_CASES, "tool_chain": Case("tool_chain", (*_SMALL, "data.val_max_samples=256"))},

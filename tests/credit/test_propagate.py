@@ -76,7 +76,9 @@ def test_custom_rule_is_registered_by_name():
 
 
 def test_unknown_rule_error_lists_the_known_ones():
-    names = "calibrated, discounted, gagpo, gigpo, identical, irc, mt_grpo, own, posterior, threshold, uniform"
+    names = (
+        "calibrated, decoupled, discounted, gagpo, gigpo, identical, irc, mt_grpo, own, posterior, threshold, uniform"
+    )
     with pytest.raises(ConfigError, match=f"expected one of {names}, or FILE.py:NAME, got 'x'"):
         PROPAGATION_RULES["x"]
 

@@ -138,6 +138,26 @@ def test_options_of_rules_weigh_their_parts(name, changes, expected):
     near(assigned, getattr(published, name)(*rows(trajectories), **expected))
 
 
+@pytest.mark.parametrize("group", [("agent", "turn"), ("task", "agent")])
+@pytest.mark.parametrize("w_x", [0.5, 0.0])
+def test_decoupled_adds_parts_that_are_normalised_apart(w_x, group):
+    trajectories, group_by = chains(), {"group_by": "_".join(group)}
+    assigned = assign(batch_of(*trajectories), options("decoupled", w_x=w_x, **group_by))
+    expected_S = assign(batch_of(*trajectories), credit_options("posterior", **group_by)).credit.paid_S
+    near(assigned, published.decoupled(*rows(trajectories), expected_S, (1.0, w_x, 0.5), group))
+    explained(assigned)
+
+
+def test_decoupled_compares_only_what_a_step_has():
+    scores, outcomes = (0.0, 1.0, None, "failed"), (0.0, 1.0, 1.0, 0.0)
+    pairs = enumerate(zip(scores, outcomes, strict=True))
+    made = [make_trajectory(f"{n}", [step("solver", score)], outcome) for n, (score, outcome) in pairs]
+    assigned = assign(batch_of(*made), options("decoupled", w_x=0.0))
+    outcome = [published.normalised(R, outcomes[:3]) / 2 for R in outcomes[:3]]
+    score = [published.normalised(r, scores[:2]) for r in scores[:2]]
+    near(assigned, [outcome[0] + score[0], outcome[1] + score[1], outcome[2], 0.0])  # the failed one is not trained
+
+
 def test_gagpo_needs_a_prior_where_no_state_occurs_twice():
     trajectories = [
         make_trajectory(f"{n}", [step("solver", prompt=f"state {n} {k}") for k in range(2)], outcome=float(n % 2))
