@@ -30,7 +30,8 @@ def rewards(
 _GAIN = "{fn: information_gain, args: {cue: ' =', limit: 10}}"
 """The recipe's vocabulary has `=` before results. Gains under its small models reach 10 nats per token."""
 
-GRPO, OWN, MAPPO, GAIN, MEAN = "grpo", "own", "mappo", "information gain", "mean"
+GRPO, OWN, MAPPO, MEAN = "grpo", "own", "mappo", "mean"
+GAIN, GAIN_DECOUPLED = "information gain", "information gain, decoupled"
 """Names of arms; `MEAN`: the mean of the cases, in tables."""
 _MEAN_REWARD = "{rule: identical, shared_reward: outcome_plus_mean_sub_reward}"
 ARMS: Mapping[str, tuple[str, ...]] = {
@@ -58,12 +59,14 @@ ARMS: Mapping[str, tuple[str, ...]] = {
     **{name: _credit(f"preset={name}") for name in ("dr_mas", "magrpo", "at_grpo", "gigpo", "gagpo", "irc", "mt_grpo")},
     MAPPO: (*_credit("preset=mappo"), "critic.optim.lr=1.0e-3", "critic.cliprange_value=10"),
     GAIN: (*_credit("propagation=own", "group_by=agent_turn"), rewards((0, 0, 0), more=[_GAIN])),
+    GAIN_DECOUPLED: (*_credit("preset=decoupled", "group_by=agent_turn"), rewards((0, 0, 0), more=[_GAIN])),
 }
 """Options of credit by name. `grpo`: the outcome to every step, compared with the other rollouts of the task, as in
 verl, TRL and Agent Lightning. `mean sub-reward`: outcome + the trajectory's mean sub-reward, likewise. `own`: a step's
 own score + outcome, compared across tasks by agent and turn, the default. `own score`: without the outcome.
-`information gain`: `own` with the gain as every step's score."""
-ONLY_IN: Mapping[str, Sequence[str]] = {GAIN: ("outcome only",)}
+`decoupled`: score, expected score and outcome, normalised apart; `no model`: without the expected score.
+`information gain`: `own`, or `decoupled`, with the gain as every step's score."""
+ONLY_IN: Mapping[str, Sequence[str]] = dict.fromkeys((GAIN, GAIN_DECOUPLED), ("outcome only",))
 """The cases of arms that replace the case's reward functions; any other arm is valid in all cases."""
 
 # ---- cases ---------------------------------------------------------------------------------------------------------
@@ -156,7 +159,9 @@ class Study:
         return [case for case in self.cases if case in ONLY_IN.get(arm, self.cases)]
 
 
-_FINAL = (GRPO, "mean sub-reward", "own score", OWN, "posterior", "decoupled")
+_FINAL = (
+    GRPO, "mean sub-reward", "own score", OWN, "posterior", "decoupled", "decoupled, no model", GAIN, GAIN_DECOUPLED,
+)  # fmt: skip
 STUDIES: Mapping[str, Study] = {
     "small": Study(
         {**CHAIN_CASES, "tool_chain": Case("tool_chain", (*_SMALL, "data.val_max_samples=256"))},
