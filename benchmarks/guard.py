@@ -41,13 +41,13 @@ from typing import Any
 from benchmarks.record import ROOT, Figure, exit_with, quick_parser, show, write
 from benchmarks.runs import Run, finish
 from benchmarks.sources import TRAINING, Work
+from creditflow._utils.intervals import LEAST_SEEDS, paired_difference
 from creditflow.config import default_rules, load_recipe
 from creditflow.config.loading import find_recipe
 from creditflow.engines.common.components import build_components
 from creditflow.engines.common.guard import build_guard
 from creditflow.monitoring.guard import WARN, Guard, specs
 from creditflow.runs.run_folder import read_events, read_metrics
-from creditflow.studies.intervals import LEAST_SEEDS, paired_difference
 from tests.monitoring.scenarios import SCENARIOS, Setting, series
 
 MEASURES = (

@@ -36,10 +36,10 @@ from benchmarks.runs import Job, in_parallel
 from benchmarks.sources import TRAINING, hashes
 from benchmarks.studies import ARMS, GRPO, MEAN, OWN, STUDIES, Study
 from creditflow._utils.files import write_whole
+from creditflow._utils.intervals import Difference, paired_difference
 from creditflow.config import load_recipe, trained_policies
 from creditflow.runs.run_folder import read_metrics
 from creditflow.studies.comparison.results import METRICS
-from creditflow.studies.intervals import Difference, paired_difference
 
 MEASURES = (
     *TRAINING,

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from creditflow._utils.intervals import Difference
 from creditflow._utils.progress import Reporter
 from creditflow.config import load_recipe
 from creditflow.errors import ConfigError, DataError
@@ -35,7 +36,6 @@ from creditflow.reports.tables import (
 from creditflow.studies.comparison.arms import arms_of, as_yaml, parse_vary
 from creditflow.studies.comparison.jobs import Job, run_jobs
 from creditflow.studies.comparison.results import ArmResult, RunResult, differences, spread, summary
-from creditflow.studies.intervals import Difference
 from tests.builders import batch_of, make_trajectory, step
 from tests.cli.commands import creditflow, refused
 from tests.forks import fast_python

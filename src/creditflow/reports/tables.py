@@ -12,11 +12,11 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from creditflow._utils.intervals import COVERAGE, LEAST_SEEDS, Difference
 from creditflow.credit.analysis.difference import CreditChange
 from creditflow.monitoring.evaluation import Evaluation, Example
 from creditflow.reports.text import aligned, counted, number, plain
 from creditflow.studies.comparison.results import METRICS, ArmDifference, ArmResult, spread
-from creditflow.studies.intervals import COVERAGE, LEAST_SEEDS, Difference
 
 _WIDTH_OF_A_FILE = 160
 """Width in columns if standard output is not a terminal, so that tables are not folded to 80."""

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from creditflow._utils.files import json_ready
+from creditflow._utils.intervals import Difference, paired_difference
 from creditflow.credit.records import compared_rules
 from creditflow.monitoring.evaluation import Evaluation
 from creditflow.runs.run_folder import read_metrics
-from creditflow.studies.intervals import Difference, paired_difference
 
 METRICS = ("pass_at_1", "pass_at_1_greedy", "step_error_rate")
 """Metrics of an evaluation that are compared."""

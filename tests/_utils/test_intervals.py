@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from creditflow.studies.intervals import LEAST_SEEDS, paired_difference
+from creditflow._utils.intervals import LEAST_SEEDS, paired_difference
 
 VALUES = st.lists(st.tuples(*[st.floats(0, 1)] * 2), min_size=LEAST_SEEDS, max_size=40)
 

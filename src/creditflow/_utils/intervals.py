@@ -1,6 +1,6 @@
-"""Differences over paired seeds, with Student's t intervals.
+"""Means over independent units, with Student's t intervals.
 
-The seed is the unit: tasks and trajectories of one run share its initial weights and its random numbers.
+Among runs the unit is the seed: tasks and trajectories of one run share its initial weights and its random numbers.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 COVERAGE = 0.95
 LEAST_SEEDS = 5
-"""The least number of seeds for an interval: the spread of fewer runs is itself unknown to a factor of two."""
+"""The least number of units for an interval: the spread of fewer is itself unknown to a factor of two."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A mean over seeds with its interval; NaN bounds without one."""
+    """A mean with its interval; NaN bounds without one."""
 
     mean: float
     low: float
@@ -32,10 +33,14 @@ def paired_difference(a: Sequence[float], b: Sequence[float]) -> Difference:
     """
     if len(a) != len(b):
         raise ValueError(f"paired seeds: expected as many values on both sides, got {len(a)}, {len(b)}")
-    difference_R = np.asarray(a, dtype=np.float64) - np.asarray(b, dtype=np.float64)
-    n, mean, half = len(difference_R), float(difference_R.mean()), math.nan
+    return mean_interval(np.asarray(a, dtype=np.float64) - np.asarray(b, dtype=np.float64))
+
+
+def mean_interval(value_R: npt.NDArray[np.float64]) -> Difference:
+    """The mean of R independent values, with a 95 % interval from `LEAST_SEEDS` values on."""
+    n, mean, half = len(value_R), float(value_R.mean()), math.nan
     if n >= LEAST_SEEDS:
-        half = _t_quantile(n - 1) * float(difference_R.std(ddof=1)) / math.sqrt(n)
+        half = _t_quantile(n - 1) * float(value_R.std(ddof=1)) / math.sqrt(n)
     return Difference(mean, mean - half, mean + half)
 
 
