@@ -45,7 +45,7 @@ from creditflow.engines.local.decisions import (
 )
 from creditflow.engines.local.fidelity import decision_candidates
 from creditflow.engines.local.policy_set import PolicySet
-from creditflow.engines.local.values import DecisionValues, Share, fidelity, spearman, task_weights
+from creditflow.engines.local.values import DecisionValues, Share, fidelity, leave_one_out, spearman
 
 MEASURES = (
     *TRAINING,
@@ -219,9 +219,9 @@ def _compared(values: DecisionValues, known_D: Bools, credit_D: Floats, own_D: F
     if not at_D.any():
         return Share(math.nan, math.nan, math.nan)
     task_D, value_D = values.task_D[at_D], values.value_D[at_D]
-    weight_RD = task_weights(task_D)[:, task_D]
+    weight_RD = leave_one_out(task_D)
     found_R, *other_R = (spearman(side_D[at_D], value_D, weight_RD) for side_D in sides)
-    return Share.from_resamples(found_R - other_R[0] if other_R else found_R)
+    return Share.from_jackknife(found_R - other_R[0] if other_R else found_R)
 
 
 def _or_nan(value: float | None) -> float:

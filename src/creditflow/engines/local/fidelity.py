@@ -52,13 +52,7 @@ async def fidelity_metrics(
     with phase("measuring fidelity", unit="continuations") as bar:
         rollouts = MeasuringRollouts(run.components, run.policy_set)
         measured = await measure_decisions(
-            rollouts,
-            batch,
-            trajectories,
-            chosen,
-            section.continuations,
-            (FIDELITY, step),
-            bar.reach,
+            rollouts, batch, trajectories, chosen, section.continuations, (FIDELITY, step), bar.reach
         )
     run.audit_tokens += measured.tokens
     result = fidelity(assignment.advantage.advantage_S[chosen.step_D], measured.values)

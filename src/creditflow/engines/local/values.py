@@ -2,43 +2,47 @@
 
 A decision is one step of a recorded trajectory. Its value is the mean return of continuations that keep the record up
 to and including the step, minus that of continuations that keep only the steps before it. The values are measured, so
-they contain error, and even perfect credit correlates with them by less than 1: by the noise ceiling.
+they contain error, and even exact knowledge of the true values correlates with them by less than 1: by the noise
+ceiling.
 
-Shape suffixes: D decisions, K continuations of one prefix, X rows, V tasks, L levels, R resamples (the first is the
-data itself).
+Shape suffixes: D decisions, K continuations of one prefix, X rows, L levels, R samples (the first is the data itself,
+each other one leaves out one task).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from creditflow.data import Bools, Floats, Ints
+from creditflow._utils.intervals import mean_interval
+from creditflow.data import Floats, Ints
 
-_RESAMPLES = 1000
-_SEED = 0
 _SPLITS = 20
-"""Splits into halves behind a noise ceiling; their mean varies less than one split."""
+"""Random pairs of parts behind a reliability; their mean varies less than one pair."""
 _TINY = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A number with its 95 % bootstrap interval over tasks; NaN if undefined."""
+    """A number with its 95 % interval over tasks; NaN if undefined."""
 
     value: float
     low: float
     high: float
 
     @classmethod
-    def from_resamples(cls, value_R: Floats) -> Share:
-        """A value (first entry) with the interval from its resamples (other entries), if there are any."""
-        value, resampled = float(value_R[0]), value_R[1:][np.isfinite(value_R[1:])]
-        if np.isnan(value) or not len(resampled):
-            return cls(value, float("nan"), float("nan"))
-        low, high = np.quantile(resampled, [0.025, 0.975])
-        return cls(value, float(low), float(high))
+    def from_jackknife(cls, value_R: Floats, least: float = -1.0) -> Share:
+        """A value in [`least`, 1] (first entry) with the interval from the values without each task (other entries).
+
+        Student's t interval of the pseudo-values `V * value - (V - 1) * value_without` over V tasks (Tukey 1958,
+        "Bias and confidence in not quite large samples"), around the value. No interval if one of them is undefined.
+        """
+        value, tasks = float(value_R[0]), len(value_R) - 1
+        pseudo = mean_interval(tasks * value - (tasks - 1) * value_R[1:])
+        low, high = np.clip(value + np.array([pseudo.low, pseudo.high]) - pseudo.mean, least, 1.0).tolist()
+        return cls(value, low, high)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,11 +50,15 @@ class DecisionValues:
     """The returns of continuations at D decisions, K for each prefix. NaN: the continuation has no return."""
 
     task_D: Ints
-    """[D] index of the decision's task, the unit of the bootstrap."""
+    """[D] index of the decision's task, the unit of the jackknife."""
     after_DK: Floats
     """[D, K] returns with the decision kept, in units of the outcome. Equal if nothing is sampled after it."""
     before_DK: Floats
     """[D, K] returns with the decision sampled anew."""
+
+    def part(self, numbers: slice) -> DecisionValues:
+        """The same decisions with some of their continuations."""
+        return DecisionValues(self.task_D, self.after_DK[:, numbers], self.before_DK[:, numbers])
 
     @property
     def value_D(self) -> Floats:
@@ -88,35 +96,51 @@ def fidelity(credit_D: Floats, values: DecisionValues) -> Fidelity:
         unknown = Share(float("nan"), float("nan"), float("nan"))
         return Fidelity(unknown, unknown, 0, 0)
     task_D = values.task_D[known_D]
-    weight_RD = task_weights(task_D)[:, task_D]
-    correlation = Share.from_resamples(spearman(credit_D[known_D], value_D[known_D], weight_RD))
+    weight_RD = leave_one_out(task_D)
+    correlation = Share.from_jackknife(spearman(credit_D[known_D], value_D[known_D], weight_RD))
     ceiling = noise_ceiling(values.after_DK[known_D], values.before_DK[known_D], weight_RD)
     return Fidelity(correlation, ceiling, int(known_D.sum()), len(np.unique(task_D)))
 
 
 def noise_ceiling(after_DK: Floats, before_DK: Floats, weight_RD: Floats) -> Share:
-    """The correlation of perfect credit with values from these returns, estimated from split halves.
+    """The rank correlation of exact knowledge of the decisions with the values of these returns, in [0, 1].
 
-    The rank correlation r of values from two halves of the continuations is stepped up to the full number by
-    Spearman-Brown (Spearman 1910, Brown 1910: `m r / (1 + (m - 1) r)` for m times as many). Its square root is the
-    correlation of the true values with the measured ones. The halves are the same in every call. NaN if K is 1.
+    It is the square root of the reliability: of the correlation of values from K continuations with those from K new
+    ones. The reliability of m continuations is modelled as `1 / (a + c / m)`, by the measured ones of K / 2 and K / 4.
+    a = 1 is the formula of Spearman (1910) and Brown (1910), and holds with fewer than 4 continuations. a > 1 where
+    most values are equal: however small their errors, ranks spread them over the same range.
+
+    NaN, with the upper end alone, unless the interval of the reliability of K / 2 is above 0: without any difference
+    between the values, the root of a noisy number above 0 would be .1 in the mean.
     """
     k = after_DK.shape[1]
-    if k < 2:
-        return Share(float("nan"), float("nan"), float("nan"))
-    half, rng = k // 2, np.random.default_rng(_SEED)
-    halves_R = []
-    for _ in range(_SPLITS if k > 2 else 1):
+    half, quarter = k // 2, k // 4
+
+    def stepped_up(half_R: Floats, saturation_R: Floats) -> Floats:
+        return np.asarray(np.sqrt(half_R / (saturation_R * half_R + (1 - saturation_R * half_R) * half / k)))
+
+    half_R, quarter_R = (_reliability(after_DK, before_DK, weight_RD, size) for size in (half, quarter))
+    halves = Share.from_jackknife(half_R)
+    if not halves.low > 0:
+        return Share(math.nan, math.nan, stepped_up(np.maximum(halves.high, 0.0), np.ones(())).item())
+    half_R, quarter_R = half_R.clip(_TINY, 1.0), quarter_R.clip(_TINY, 1.0)
+    saturation_R = np.fmax((half / half_R - quarter / quarter_R) / (half - quarter), 1.0)  # 1 without a quarter
+    return Share.from_jackknife(stepped_up(half_R, np.minimum(saturation_R, 1 / half_R)), least=0.0)
+
+
+def _reliability(after_DK: Floats, before_DK: Floats, weight_RD: Floats, size: int) -> Floats:
+    """[R] the mean rank correlation of values from two disjoint sets of `size` continuations; the sets never vary."""
+    rng, k = np.random.default_rng(0), after_DK.shape[1]
+    correlation_PR = []
+    for _ in range(_SPLITS):
         after, before = rng.permutation(k), rng.permutation(k)
         first_D, second_D = (
             _mean(after_DK[:, after[at]]) - _mean(before_DK[:, before[at]])
-            for at in (slice(0, half), slice(half, 2 * half))
+            for at in (slice(0, size), slice(size, 2 * size))
         )
         known_D = np.isfinite(first_D) & np.isfinite(second_D)
-        halves_R.append(spearman(first_D[known_D], second_D[known_D], weight_RD[:, known_D]))
-    r_R = np.clip(_mean(np.stack(halves_R, axis=1)), 0.0, 1.0)
-    factor = k / half
-    return Share.from_resamples(np.sqrt(factor * r_R / (1 + (factor - 1) * r_R)))
+        correlation_PR.append(spearman(first_D[known_D], second_D[known_D], weight_RD[:, known_D]))
+    return _mean(np.stack(correlation_PR, axis=1))
 
 
 def spearman(a_X: Floats, b_X: Floats, weight_RX: Floats) -> Floats:
@@ -140,28 +164,18 @@ def _ranks(value_X: Floats, weight_RX: Floats) -> Floats:
     return np.asarray(((start_RL + end_RL) / 2)[:, level_X])
 
 
-def task_weights(task_X: Ints) -> Floats:
-    """[1 + R, V] weight of each task: one each, then bootstrap counts. A single task gets no resamples (R = 0)."""
-    tasks = np.unique(task_X)
-    resamples = _RESAMPLES if len(tasks) > 1 else 0
-    drawn_RV = np.zeros((1 + resamples, tasks[-1] + 1))
-    drawn_RV[0, tasks] = 1.0
-    rng = np.random.default_rng(_SEED)
-    drawn_RV[1:, tasks] = rng.multinomial(len(tasks), np.full(len(tasks), 1 / len(tasks)), resamples)
-    return drawn_RV
+def leave_one_out(task_X: Ints) -> Floats:
+    """[1 + V, X] weight of each row: 1, then 0 for the rows of one of the V tasks."""
+    tasks, index_X = np.unique(task_X, return_inverse=True)
+    return np.vstack([np.ones(len(task_X)), np.arange(len(tasks))[:, None] != index_X]).astype(np.float64)
 
 
 def _mean(value_DK: Floats) -> Floats:
     """[D] means of the known entries; NaN if all are unknown."""
-    known_DK: Bools = np.isfinite(value_DK)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(np.where(known_DK, value_DK, 0.0).sum(axis=1) / known_DK.sum(axis=1))
+    return np.asarray(np.ma.masked_invalid(value_DK).mean(axis=1).filled(np.nan))
 
 
 def _squared_error(value_DK: Floats) -> Floats:
     """[D] squared standard errors of the means; NaN with fewer than two known entries."""
-    known_DK: Bools = np.isfinite(value_DK)
-    count_D = known_DK.sum(axis=1)
-    square_D = np.where(known_DK, (value_DK - _mean(value_DK)[:, None]) ** 2, 0.0).sum(axis=1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(count_D > 1, square_D / (count_D - 1) / count_D, np.nan)
+    known_DK = np.ma.masked_invalid(value_DK)
+    return np.asarray((known_DK.var(axis=1, ddof=1) / known_DK.count(axis=1)).filled(np.nan))
