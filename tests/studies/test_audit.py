@@ -9,11 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import Result
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import false_discovery_control, fisher_exact
 
 from creditflow.credit import assign
 from creditflow.engines.local.values import DecisionValues
 from creditflow.runs import Ledger
-from creditflow.studies.decisions import decision_rows, rule_fidelities
+from creditflow.studies.decisions import decision_rows, discovered, p_values, rule_fidelities
 from tests.builders import batch_of, credit_options, make_trajectory, record_removed_keys, step
 from tests.cli.commands import creditflow, refused, toy_run
 
@@ -33,7 +36,15 @@ def test_audit_prints_decisions_and_fidelity_by_rule(run: Path, tmp_path: Path) 
     done = audit(run, *words, "--json", tmp_path / "a.json")
     assert done.exit_code == 0, done.output
     assert "training step 2; checkpoint 1 acts: 6 of 16 decisions" in done.output
-    for text in ("decisions that mattered most", "standard error", "agree", "noise ceiling", "in force", "identical"):
+    for text in (
+        "decisions selected by size",
+        "selecting value",
+        "standard error",
+        "agree",
+        "noise ceiling",
+        "in force",
+        "identical",
+    ):
         assert text in done.output
     kept = json.loads((run / "audit/000002.json").read_text())
     assert kept == json.loads((tmp_path / "a.json").read_text())
@@ -46,7 +57,7 @@ def test_audit_prints_decisions_and_fidelity_by_rule(run: Path, tmp_path: Path) 
     for row in kept["decisions"]:
         assert row["advantage"] == advantage[row["step_id"]]
         assert -1 <= row["value"] <= 1
-    sizes = [abs(row["value"]) for row in kept["decisions"]]
+    sizes = [abs(row["selecting"]) for row in kept["decisions"]]
     assert sizes == sorted(sizes, reverse=True)
     assert sum(row["step_id"] in done.output for row in kept["decisions"]) == 3
     again = audit(run, *words, "--json", tmp_path / "b.json")
@@ -108,12 +119,78 @@ def test_decisions_are_ranked_and_compared_in_sign() -> None:
     ]
     batch = batch_of(*trajectories)
     assignment = assign(batch, credit_options(propagation="none", group_by="agent"))
-    step_D, after_DK = np.arange(4), np.array([[0.9, 1.0], [1.0, 1.0], [0.4, 0.6], [math.nan, math.nan]])
-    before_DK = np.array([[0.4, 0.5], [0.4, 1.0], [0.0, 0.1], [0.0, 0.0]])
+    step_D, ones, nan = np.arange(4), np.ones(8), np.full(8, math.nan)
+    after_DK = np.array([ones, ones, [1, 1, 1, 0, 0, 1, 1, 1], nan])
+    before_DK = np.repeat([[0.0], [0.0], [0.5], [0.0]], 8, axis=1)
     values = DecisionValues(batch.group_of_trajectory[batch.trajectory_of_step], after_DK, before_DK)
     rows = decision_rows(batch, step_D, values, assignment)
-    assert [row.step_id for row in rows] == ["p0.0", "p1.0", "p0.1", "p1.1"]
-    assert rows[0].advantage == assignment.advantage.advantage_S[0]
-    assert [row.agrees for row in rows] == ["yes", "no", "unclear", ""]
+    assert [row.step_id for row in rows] == ["p0.0", "p0.1", "p1.0", "p1.1"]
+    assert rows[0].advantage == assignment.advantage.advantage_S[0] > 0 > rows[2].advantage
+    assert (rows[2].value, rows[2].selecting, rows[2].confirmed) == (0.25, 0.25, 0.25)
+    assert rows[2].confirmed_error == pytest.approx(0.25)
+    assert [row.agrees for row in rows] == ["yes", "yes", "unclear", ""]
     (found,) = rule_fidelities({"none": assignment}, step_D, values)
     assert (found.rule, found.credit.decisions) == ("none", 3)
+
+
+@given(st.lists(st.floats(0, 1) | st.just(math.nan), max_size=30))
+def test_discoveries_are_those_of_scipy(p: list[float]) -> None:
+    known = [value for value in p if not math.isnan(value)]
+    adjusted = iter(false_discovery_control(known) if known else [])
+    expected = [not math.isnan(value) and next(adjusted) <= 0.05 for value in p]
+    assert discovered(np.array(p)).tolist() == expected
+
+
+def returns(rng: np.random.Generator, after_D: np.ndarray, before_D: np.ndarray, k: int) -> DecisionValues:
+    """`k` returns of 0 or 1 on both sides of D decisions with these means."""
+    sides = ((rng.random((len(p_D), k)) < p_D[:, None]).astype(float) for p_D in (after_D, before_D))
+    return DecisionValues(np.arange(len(after_D)), *sides)
+
+
+@pytest.mark.parametrize("k", [2, 4, 8])
+def test_p_values_are_those_of_fisher(k: int) -> None:
+    """With returns of 0 and 1, the permutation test is Fisher's exact test."""
+    values = returns(np.random.default_rng(k), np.linspace(0.5, 1, 12), np.linspace(0.5, 0, 12), k)
+    for found, *sides in zip(p_values(values), values.after_DK.sum(1), values.before_DK.sum(1), strict=True):
+        expected = fisher_exact([[side, k - side] for side in sides]).pvalue
+        assert found == pytest.approx(expected, abs=0.02)
+
+
+def test_without_an_effect_no_sign_is_known_in_95_percent() -> None:
+    """Family-wise error: the share of audits that report any sign. Single 95 % intervals report one in nearly all."""
+    rng, reported, single = np.random.default_rng(0), 0, 0
+    for _ in range(50):
+        p_D = rng.uniform(0.1, 0.9, 40)
+        values = returns(rng, p_D, p_D, 8)
+        reported += discovered(p_values(values)).any()
+        single += (abs(values.value_D) > 1.96 * values.error_D).any()
+    assert reported <= 0.05 * 50
+    assert single > 0.8 * 50
+
+
+def test_known_signs_are_wrong_in_5_percent_at_most() -> None:
+    rng, known, wrong = np.random.default_rng(1), 0, 0
+    for _ in range(10):
+        before_D = rng.uniform(0.0, 0.2, 60)
+        effect_D = np.where(np.arange(60) < 12, 0.8, 0.0)
+        values = returns(rng, before_D + effect_D, before_D, 8)
+        known_D = discovered(p_values(values))
+        known += known_D.sum()
+        wrong += (known_D & (np.sign(values.value_D) != np.sign(effect_D))).sum()
+    assert known > 40
+    assert wrong <= 0.05 * known
+
+
+def test_confirmed_values_are_free_of_selection() -> None:
+    """Without an effect, the ten largest values of 100 are far from 0, and their confirmations are 0 in the mean."""
+    rng, selecting, confirmed = np.random.default_rng(2), [], []
+    names = [f"p{n}" for n in range(100)]
+    batch = batch_of(*(make_trajectory(name, [step("one", 1.0, tokens=1)], outcome=1.0, task="q") for name in names))
+    assignment = assign(batch, credit_options(propagation="none", group_by="agent"))
+    for _ in range(5):
+        p_D = np.full(100, 0.5)
+        for row in decision_rows(batch, np.arange(100), returns(rng, p_D, p_D, 8), assignment)[:10]:
+            selecting.append(abs(row.selecting))
+            confirmed.append(np.sign(row.selecting) * row.confirmed)
+    assert np.mean(selecting) > 0.5
+    assert abs(np.mean(confirmed)) < 3 * np.sqrt(2 * 0.25 / 4 / 50)

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import typer
 
 from creditflow._utils.files import make_folder, write_json
+from creditflow._utils.intervals import LEAST_SEEDS
 from creditflow._utils.progress import Reporter
 from creditflow.cli._options import JsonFile, Run, expect_json_folder
 from creditflow.credit import Assignment
@@ -21,7 +23,7 @@ from creditflow.errors import ConfigError, InputError
 from creditflow.reports.tables import new_table, results_console, show
 from creditflow.reports.text import number
 from creditflow.runs import Ledger, Recorded
-from creditflow.studies.decisions import DecisionRow, RuleFidelity, decision_rows, rule_fidelities
+from creditflow.studies.decisions import FALSE_DISCOVERIES, DecisionRow, RuleFidelity, decision_rows, rule_fidelities
 
 if TYPE_CHECKING:
     from creditflow.engines.common.components import Components
@@ -117,11 +119,7 @@ def audit(
         "continuations_of_each": continuations,
         "seed": config.data.seed,
         "probability": chosen.probability,
-        "tokens": measured.tokens,
-        "continuations": measured.continuations,
-        "refused": measured.refused,
-        "first_refusal": measured.first_refusal,
-        "failed": measured.failed,
+        **{name: getattr(measured, name) for name in ("tokens", "continuations", "refused", "first_refusal", "failed")},
         "not_auditable": skipped,
         "rules": [asdict(fidelity) for fidelity in fidelities],
         "decisions": [asdict(row) for row in rows],
@@ -229,16 +227,18 @@ def _print(
 ) -> None:
     console = results_console()
     valued = [row for row in rows if math.isfinite(row.value)]
-    header = ("step", "agent", "value", "standard error", "advantage", "agree")
+    header = ("step", "agent", "agree", "advantage", "selecting value", "value", "standard error")
+    signed = partial(number, signed=True)
     cells = [
-        (r.step_id, r.agent, f"{r.value:+.3f}", r.error, number(r.advantage, signed=True), r.agrees or "-")
+        (r.step_id, r.agent, r.agrees, *map(signed, (r.advantage, r.selecting, r.confirmed)), r.confirmed_error)
         for r in valued[:top]
     ]
-    show(f"decisions that mattered most, {title}", new_table(header, cells))
+    show(f"decisions selected by size, {title}", new_table(header, cells))
     console.print(
-        "value: mean outcome of continuations with the decision, minus that of continuations with the decision sampled "
-        "anew. agree: whether the advantage has the sign of the value; unclear: the value's 95 % interval contains 0, "
-        "or the advantage is 0."
+        "value: mean outcome of continuations with the decision, minus that with the decision sampled anew, from half "
+        "of the continuations. The other half selected the decisions: its value is too large in the mean. agree: "
+        "whether the advantage has the sign of the value from both halves; unclear: it is 0, or that sign is unknown "
+        f"at a false discovery rate of {FALSE_DISCOVERIES:.0%}."
     )
     counts = f"{len(valued):,} decisions, {measured.continuations:,} continuations, {measured.tokens:,} tokens"
     table = [
@@ -247,25 +247,22 @@ def _print(
     ]
     show(f"fidelity of each rule; {counts}", new_table(("rule", "credit", "advantage", "noise ceiling"), table))
     console.print(
-        "credit, advantage: Spearman's rank correlation [95 %] with the values. noise ceiling: the correlation that "
-        "perfect credit would have with these measured values."
+        "credit, advantage: Spearman's rank correlation [95 %] with the values. noise ceiling: that of perfect "
+        "knowledge of each decision's expected value, which no single rollout reveals."
     )
-    if rules[0].advantage.ceiling.low == 0:
-        console.print("These values may be noise: raise --continuations or --decisions before comparing rules.")
+    if math.isnan(rules[0].advantage.ceiling.value):
+        console.print(f"No ceiling: no difference between the values is seen, or there are < {LEAST_SEEDS} tasks.")
     if skipped:
         console.print(_SKIPPED.format(skipped), soft_wrap=True)
     if measured.refused:
-        console.print(
-            f"refused: {measured.refused:,} continuations whose replay differed from the record; the first: "
-            f"{measured.first_refusal}",
-            soft_wrap=True,
-        )
+        text = f"refused: {measured.refused:,} continuations whose replay differed from the record; the first: "
+        console.print(text + measured.first_refusal, soft_wrap=True)
     if measured.failed:
         console.print(f"failed: {measured.failed:,} continuations; the first: {measured.first_failure}", soft_wrap=True)
 
 
 def _share(share: Share) -> str:
     if math.isnan(share.value):
-        return "-"
+        return "-" if math.isnan(share.high) else f"at most {share.high:.2f}"
     interval = "" if math.isnan(share.low) else f" [{share.low:.2f}, {share.high:.2f}]"
     return f"{share.value:.2f}{interval}"
