@@ -50,21 +50,18 @@ ARMS: Mapping[str, tuple[str, ...]] = {
     ),
     "discounted": _credit("propagation=discounted", "group_by=agent_turn"),
     "posterior": _credit("propagation=posterior", "group_by=agent_turn"),
-    "decoupled": _credit("preset=decoupled", "group_by=agent_turn"),
-    "decoupled, no model": _credit(
-        "propagation={rule: decoupled, w_x: 0}", "adv_estimator=relative", "group_by=agent_turn"
-    ),
+    "decoupled": _credit("propagation=decoupled", "group_by=agent_turn"),
     "calibrated": _credit("propagation={rule: calibrated, w_m: 0}", "group_by=task_agent"),
     "calibrated + harm": _credit("propagation=calibrated", "group_by=task_agent"),
     **{name: _credit(f"preset={name}") for name in ("dr_mas", "magrpo", "at_grpo", "gigpo", "gagpo", "irc", "mt_grpo")},
     MAPPO: (*_credit("preset=mappo"), "critic.optim.lr=1.0e-3", "critic.cliprange_value=10"),
     GAIN: (*_credit("propagation=own", "group_by=agent_turn"), rewards((0, 0, 0), more=[_GAIN])),
-    GAIN_DECOUPLED: (*_credit("preset=decoupled", "group_by=agent_turn"), rewards((0, 0, 0), more=[_GAIN])),
+    GAIN_DECOUPLED: (*_credit("propagation=decoupled", "group_by=agent_turn"), rewards((0, 0, 0), more=[_GAIN])),
 }
 """Options of credit by name. `grpo`: the outcome to every step, compared with the other rollouts of the task, as in
 verl, TRL and Agent Lightning. `mean sub-reward`: outcome + the trajectory's mean sub-reward, likewise. `own`: a step's
 own score + outcome, compared across tasks by agent and turn, the default. `own score`: without the outcome.
-`decoupled`: score, expected score and outcome, normalised apart; `no model`: without the expected score.
+`decoupled`: `own` in units of spread.
 `information gain`: `own`, or `decoupled`, with the gain as every step's score."""
 ONLY_IN: Mapping[str, Sequence[str]] = dict.fromkeys((GAIN, GAIN_DECOUPLED), ("outcome only",))
 """The cases of arms that replace the case's reward functions; any other arm is valid in all cases."""
@@ -159,9 +156,7 @@ class Study:
         return [case for case in self.cases if case in ONLY_IN.get(arm, self.cases)]
 
 
-_FINAL = (
-    GRPO, "mean sub-reward", "own score", OWN, "posterior", "decoupled", "decoupled, no model", GAIN, GAIN_DECOUPLED,
-)  # fmt: skip
+_FINAL = (GRPO, "mean sub-reward", "own score", OWN, "posterior", "decoupled", GAIN, GAIN_DECOUPLED)
 STUDIES: Mapping[str, Study] = {
     "small": Study(
         {**CHAIN_CASES, "tool_chain": Case("tool_chain", (*_SMALL, "data.val_max_samples=256"))},

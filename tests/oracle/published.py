@@ -90,11 +90,15 @@ def mt_grpo(steps, outcome, weight=1.0):
     return weighted(later, episodes(steps, outcome), 1.0, weight)
 
 
-def decoupled(steps, outcome, expected, weights=(1.0, 0.5, 0.5), group=("agent", "turn")):
-    """Scores, expected scores and outcomes, normalised apart as in GDPO (arXiv 2601.05242), and added."""
-    scores, outcomes = [step["reward"] for step in steps], [outcome[step["trajectory"]] for step in steps]
-    parts = [compared(steps, values, *group) for values in (scores, expected, outcomes)]
-    return [sum(w * value for w, value in zip(weights, values, strict=True)) for values in zip(*parts, strict=True)]
+def decoupled(steps, outcome, w_r):
+    """Scores, with the standard deviation of outcomes over the agent's steps, and outcomes; the sum is normalised."""
+    totals = []
+    for step in steps:
+        of_agent = of_group(steps, step, "agent")
+        scores, outcomes = [s["reward"] for s in of_agent], [outcome[s["trajectory"]] for s in of_agent]
+        ratio = statistics.stdev(outcomes) / statistics.stdev(scores)
+        totals.append(w_r * ratio * step["reward"] + outcome[step["trajectory"]])
+    return compared(steps, totals, "agent")
 
 
 def gagpo(steps, outcome, gamma=0.99, lam=0.95, prior=0.0):

@@ -229,7 +229,7 @@ def _adapt_defaults(config: Config, set_keys: Set[str]) -> None:
         trainer.resume_mode = "resume_path"
     options = config.algorithm.options()
     general: Any = config.algorithm
-    if options.propagation.by_task and "algorithm.group_by" in set_keys and general.group_by != "task":
+    if options.propagation.relative and "algorithm.group_by" in set_keys and general.group_by != "task":
         raise ConfigError(
             f"algorithm.group_by: {options.propagation} compares the steps of a task in its own groups: expected task, "
             f"got {general.group_by}"

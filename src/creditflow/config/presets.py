@@ -42,7 +42,6 @@ PRESETS: dict[str, Preset] = {
         "2510.11062", propagation={"rule": "own", "outcome_to": "all"}, **_GRPO, group_by="task_agent_turn"
     ),
     "calibrated": _credit("", propagation="calibrated", **_GRPO, group_by="task_agent"),
-    "decoupled": _credit("2601.05242", propagation="decoupled", adv_estimator="relative", norm_adv_by_std_in_grpo=True),
     "dr_mas": _credit("2602.08847", propagation=_OUTCOME, **_GRPO, group_by="task_agent"),
     "gagpo": _credit("2605.13217", propagation="gagpo", **_RELATIVE),
     "gigpo": _credit("2505.10978", propagation="gigpo", **_RELATIVE, gamma=0.95),

@@ -81,8 +81,6 @@ class Rule:
     relative: ClassVar[bool] = False
     """Whether credit is an advantage already: the rule compares trajectories itself, and the estimator must be one that
     does not (`Estimator.relative`)."""
-    by_task: ClassVar[bool] = False
-    """Whether such a rule compares within the task alone, so that `group_by` is `task`."""
     learns: ClassVar[bool] = False
     """Whether the rule has a `fit`."""
     gated: ClassVar[bool] = False
@@ -262,7 +260,7 @@ class CreditOptions:
     """Divide by the group's spread, as in GRPO; false: Dr. GRPO (arXiv 2503.20783)."""
     group_by: Literal["task", "task_agent", "task_agent_turn", "task_agent_state", "agent", "agent_turn"] = "agent_turn"
     """The key of steps with a common baseline: `task`, `task_agent`, `task_agent_turn`, `task_agent_state` (the same
-    prompt), or, across the batch, `agent`, `agent_turn`. A rule that compares within the task has `task`."""
+    prompt), or, across the batch, `agent`, `agent_turn`. A rule that compares trajectories itself has `task`."""
     max_version_lag: int = option(0, at_least=0)
     """Groups may mix steps that were sampled at most this many versions before the policy's newest step in the
     batch, as in asynchronous training. Older steps form groups of their own version."""
@@ -293,7 +291,7 @@ class CreditOptions:
         rule, estimator = make_rule(self.propagation), ADVANTAGE_ESTIMATORS[self.adv_estimator]
         decomposed = self.reward_decomp and self.decomp_granularity != "trajectory"
         by_token = self.decomp_granularity == "token_level" and decomposed and rule.pays_tokens
-        group_by = "task" if rule.by_task else self.group_by
+        group_by = "task" if rule.relative else self.group_by
         made = {"propagation": rule, "estimator": estimator, "decomposed": decomposed, "pays_by_token": by_token}
         for name, value in {**made, "group_by": group_by}.items():
             object.__setattr__(self, name, value)

@@ -29,14 +29,14 @@ The rates are learned by expectation maximization (Dempster, Laird, Rubin 1977),
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from creditflow.credit.groups import compact
 from creditflow.credit.history import WINDOW, History, Observations, Sums
-from creditflow.credit.records import CreditOptions, Fit, Rewards
+from creditflow.credit.records import Rewards
 from creditflow.credit.rewards import own_outcomes
 from creditflow.data import Floats, Ints, TrajectoryBatch
 
@@ -246,26 +246,6 @@ def _merged(batches: Sequence[Observations], names: tuple[str, ...]) -> Observat
         np.concatenate([batch.bin_S for batch in newest]),
         np.concatenate([batch.success_C for batch in newest]),
     )
-
-
-def fit_posterior(rewards: Rewards, options: CreditOptions, history: History) -> Fit:
-    """The probability that each step did no harm, and its sub-reward if it did."""
-    if not options.decomposed:  # given the outcome alone
-        rewards = replace(rewards, scored_S=np.zeros_like(rewards.scored_S))
-    at, seen = observe(rewards)
-    rates, observed = learn_rates(seen, history.observations)
-    harmless_S = np.full(rewards.batch.n_steps, np.nan)
-    harmless_S[at] = step_posteriors(rates, seen).harmless_S
-    harmless_S[~(rewards.scored_S | rewards.known_S)] = np.nan  # no evidence about the step
-    if_wrong_S, facts = worth_if_wrong(rewards), {"model": rates.facts(rewards.batch.agent_names)}
-    return Fit(harmless_S=harmless_S, if_wrong_S=if_wrong_S, facts=facts, history=history.after({}, observed))
-
-
-def expected_sub_reward(fit: Fit | None) -> Floats | None:
-    """[S] x_t of a fit; NaN for steps without evidence. None without a fit."""
-    if fit is None or fit.harmless_S is None or fit.if_wrong_S is None:
-        return None
-    return fit.harmless_S + (1.0 - fit.harmless_S) * fit.if_wrong_S
 
 
 def worth_if_wrong(rewards: Rewards) -> Floats:

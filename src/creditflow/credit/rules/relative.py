@@ -23,7 +23,6 @@ class RelativeRule(ScoreRule):
     """A rule whose credit is an advantage. It needs `algorithm.adv_estimator: relative`."""
 
     relative: ClassVar[bool] = True
-    by_task: ClassVar[bool] = True
 
     w_o: float = weight(1.0)
     """Weight of the outcome in returns, at least 0."""
