@@ -156,7 +156,7 @@ class Study:
         return [case for case in self.cases if case in ONLY_IN.get(arm, self.cases)]
 
 
-_FINAL = (GRPO, "mean sub-reward", "own score", OWN, "posterior", "decoupled", GAIN, GAIN_DECOUPLED)
+_FINAL = (GRPO, "mean sub-reward", "own score", OWN, "threshold, freeze", "decoupled", GAIN, GAIN_DECOUPLED)
 STUDIES: Mapping[str, Study] = {
     "small": Study(
         {**CHAIN_CASES, "tool_chain": Case("tool_chain", (*_SMALL, "data.val_max_samples=256"))},
