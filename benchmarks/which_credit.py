@@ -31,7 +31,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.record import RESULTS, ROOT, Figure, exit_with, processor, quick_parser, show, write
+from benchmarks.record import RESULTS, ROOT, Figure, exit_with, fill_page, processor, quick_parser, show, write
 from benchmarks.runs import Job, in_parallel
 from benchmarks.sources import TRAINING, hashes
 from benchmarks.studies import ARMS, GRPO, MEAN, OWN, STUDIES, Study
@@ -56,6 +56,7 @@ MEASURES = (
     ),
 )
 PACKAGES = ("creditflow", "torch", "transformers", "numpy", "numba")
+PAGE, COMMAND = ROOT / "docs" / "benchmarks" / "which_credit.md", "python -m benchmarks.which_credit"
 KEPT, WORK = RESULTS / "which_credit", ROOT / "runs" / "which_credit"
 SCORE, EVALUATIONS = METRICS[0], 3
 """A run's score is the mean pass@1 of this number of last evaluations."""
@@ -462,6 +463,11 @@ def _points(found: Difference) -> str:
     return f"{100 * found.mean:+.1f}{interval}"
 
 
+def study_lines(name: str) -> list[str]:
+    """The table of a study on the page, from the committed lines."""
+    return table_lines(rows(Board(name, STUDIES[name])))
+
+
 def report(boards: Sequence[Board]) -> int:
     """Print the tables of all studies and write the result file; 1 if `own` does not beat `grpo`."""
     figures, facts = list[Figure](), dict[str, Any]()
@@ -469,6 +475,7 @@ def report(boards: Sequence[Board]) -> int:
     for board in boards:
         table = rows(board)
         print(board.name, *table_lines(table), f"default by the criterion: {winner(table)}", sep="\n", flush=True)
+        fill_page(PAGE, f"{COMMAND}, {board.name}", table_lines(table))
         if not table:
             continue
         facts[board.name] = {"rows": [asdict(row) for row in table], "default": winner(table)}

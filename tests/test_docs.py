@@ -9,7 +9,7 @@ import re
 import runpy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 
 import creditflow
+from benchmarks import which_credit
+from benchmarks.studies import STUDIES
 from creditflow import Step, Task, Trajectory
 from creditflow.config.loading import shipped_recipes
 from creditflow.removed import REMOVED
@@ -37,7 +39,9 @@ WORDS = re.compile(
 MADE, MADE_END, MADE_BY = "<!-- made by", "<!-- to here -->", re.compile(r"<!-- made by `(.*)` -->")
 
 
-TABLES: Mapping[str, Callable[[], list[str]]] = {}
+TABLES: Mapping[str, Callable[[], list[str]]] = {
+    f"{which_credit.COMMAND}, {name}": partial(which_credit.study_lines, name) for name in STUDIES
+}
 """The generated tables that are compared with their results as a whole, by command. Others are checked by number."""
 
 

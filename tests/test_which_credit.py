@@ -233,9 +233,12 @@ def test_information_gain_of_the_arm_is_loaded() -> None:
 
 
 def test_report_writes_each_difference_and_the_default(
-    board: Board, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    board: Board, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     written: dict[str, Any] = {}
+    page = tmp_path / "page.md"
+    page.write_text(f"<!-- made by `{which_credit.COMMAND}, test` -->\n<!-- to here -->\n")
+    monkeypatch.setattr(which_credit, "PAGE", page)
     monkeypatch.setattr(
         which_credit,
         "write",
@@ -249,6 +252,7 @@ def test_report_writes_each_difference_and_the_default(
         "pass@1, own - grpo, mean, lower end",
         "pass@1, grpo - own, mean",
     ]
+    assert page.read_text().splitlines()[1:-1] == table_lines(rows(board))
     assert "default by the criterion: own" in capsys.readouterr().out
 
 
