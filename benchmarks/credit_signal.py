@@ -9,8 +9,8 @@ With g_b the gradient that a rule makes of batch b, and J the expected outcome,
 
 is the share of the largest gain that one gradient step can make along grad J, if the step size is the best for the rule
 and the curvature is the same in all directions: for small values it is the signal-to-noise ratio |mean|^2 / variance of
-an unbiased rule. A bias counts as noise. grad J is estimated with `R - mean of the task's other rollouts` on later
-batches than g_b, which no fitted part of the rule has read, so that products of two estimates are unbiased.
+an unbiased rule. A bias counts as noise. grad J is estimated from the right and wrong steps of later batches than g_b,
+which no fitted part of the rule has read (`true_gradients`).
 """
 
 from __future__ import annotations
@@ -18,19 +18,18 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
 import torch
 
 from benchmarks.record import MISSED, RESULTS, ROOT, Figure, exit_with, fill_page, quick_parser, write
-from benchmarks.recordings import BATCHES, CreditedBatches, Recording, credit_all, credited, record
+from benchmarks.recordings import BATCHES, CreditedBatches, Recording, credit_all, record, summed, team_of
 from benchmarks.sources import TRAINING, Work
 from benchmarks.studies import CHAIN_CASES, OWN
 from creditflow._utils.files import alone_in
-from creditflow.config import credit_options
-from creditflow.data import Floats
+from creditflow.data import Floats, Ints, TrajectoryBatch
 
 MEASURES = (
     *TRAINING,
@@ -44,7 +43,6 @@ MEASURES = (
 PAGE, COMMAND = ROOT / "docs" / "benchmarks" / "credit_rules.md", "python -m benchmarks.credit_signal"
 NAME = "credit_signal"
 REALISTIC = tuple(case for case in CHAIN_CASES if case != "exact")
-_UNBIASED = credit_options(propagation="identical", adv_estimator="rloo", group_by="task")
 
 
 @dataclass(frozen=True)
@@ -74,13 +72,31 @@ class Signal:
     error: float
 
 
-def true_gradients(recording: Recording) -> Floats:
-    """[B, D] an unbiased estimate of grad J from each batch: every step gets `R - mean of the task's other rollouts`.
+def true_gradients(recording: Recording, scored: Recording) -> Floats:
+    """[B, D] an estimate of grad J from each batch: a step gets its agent's slope * (right - share of right steps).
 
-    Strata are left out: balanced weights would bias the estimate.
+    The slope is that of the outcome on whether a step is right, over all batches: the part of the outcome that the step
+    decides. The rest of the outcome, which other steps decide, would be noise. `scored`: the same steps with exact
+    scores; a step is right if its score is 1.
     """
-    plain = [replace(batch, stratum_of_step=np.full(batch.n_steps, -1)) for batch in recording.batches]
-    return credited(replace(recording, batches=plain), _UNBIASED).gradient_BD
+    agent, right, outcome = (
+        np.concatenate(parts) for parts in zip(*(_rightness(batch) for batch in scored.batches), strict=True)
+    )
+    advantage = np.zeros_like(right)
+    for a in np.unique(agent):
+        of_agent = agent == a
+        above = right[of_agent] - right[of_agent].mean()
+        if above.any():
+            advantage[of_agent] = above * (above @ outcome[of_agent]) / (above @ above)
+    ends = np.cumsum([batch.n_steps for batch in scored.batches])[:-1]
+    parts = zip(np.split(advantage, ends), recording.sketches, recording.batches, strict=True)
+    return np.array([summed(of_batch, sketch_SD) / batch.n_trajectories for of_batch, sketch_SD, batch in parts])
+
+
+def _rightness(batch: TrajectoryBatch) -> tuple[Ints, Floats, Floats]:
+    """[S] agent, 1.0 for a right step, and outcome."""
+    right_S = np.nan_to_num(batch.scores, nan=0.0).max(axis=1) == 1.0
+    return batch.agent_of_step, right_S.astype(float), batch.outcome[batch.trajectory_of_step]
 
 
 def efficiency(gradient_BD: Floats, true_BD: Floats) -> Signal:
@@ -122,7 +138,8 @@ def main() -> int:
     began = time.monotonic()
     work = Work.begin(NAME, MEASURES, quick=given.quick)
     measured = Measurements.take(work, quick=given.quick)
-    true_BD = {case: true_gradients(one) for case, one in measured.recordings.items()}
+    recordings = measured.recordings
+    true_BD = {case: true_gradients(one, recordings[team_of(case)]) for case, one in recordings.items()}
     found = {
         rule: {case: efficiency(by_case[case].gradient_BD, true_BD[case]) for case in CHAIN_CASES}
         for rule, by_case in measured.credit.items()

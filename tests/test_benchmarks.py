@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import random
 import select
 import signal
 import subprocess
@@ -14,10 +15,13 @@ import numpy as np
 import pytest
 
 from benchmarks.__main__ import ERROR, FALLS_SHORT, HOLDS, discover, judge, run_command
-from benchmarks.credit_signal import efficiency
+from benchmarks.credit_signal import efficiency, true_gradients
 from benchmarks.processes import collecting, start, wait
 from benchmarks.record import ROOT, peer_missing
+from benchmarks.recordings import Recording
 from benchmarks.sources import Result, Work, hashes, results
+from creditflow.data import Score
+from tests.builders import batch_of, make_trajectory, step
 from tests.forks import fast_python
 from tests.rewards.processes import HANG_S, until
 
@@ -218,6 +222,20 @@ def test_efficiency_ignores_estimates_that_a_fit_has_read() -> None:
         fitted_BD = fresh_BD + 5.0 * (np.roll(estimate_BD, 1, axis=0) - true_D)
         along.append([efficiency(one, estimate_BD).efficiency for one in (fresh_BD, fitted_BD)])
     assert np.mean(along, axis=0) == pytest.approx([1 / 21, 1 / 521], rel=0.5)
+
+
+def test_true_gradient_follows_the_steps_that_decide() -> None:
+    """The planner decides the outcome, the executor nothing; their gradients have different directions."""
+    rng, made = random.Random(0), []
+    for n in range(400):
+        plan, work = rng.randrange(2), rng.randrange(2)
+        steps = [step("planner", {"plan": float(plan)}), step("executor", {"work": Score(work / 2 + 0.5, weight=0.0)})]
+        made.append(make_trajectory(f"{n}", steps, outcome=float(plan)))
+    batch = batch_of(*made)
+    recording = Recording([batch], [np.eye(2)[batch.agent_of_step] * (batch.scores == 1.0).any(axis=1)[:, None]])
+    along_planner, along_executor = true_gradients(recording, recording)[0]
+    assert along_planner == pytest.approx(0.25, abs=0.02)  # the variance of its rightness
+    assert along_executor == pytest.approx(0.0, abs=0.02)
 
 
 def test_efficiency_weighs_the_batches_of_a_learning_rule_alike() -> None:
