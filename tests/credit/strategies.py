@@ -13,7 +13,7 @@ from tests.builders import credit_options, make_trajectory, step
 eighths = st.integers(0, 8).map(lambda k: k / 8)
 
 RULES = ("identical", "uniform", "own", "discounted", "threshold")
-LEARNING = ("calibrated", "posterior")
+LEARNING = ("calibrated", "posterior", "decoupled")
 """Rules that learn from the batch, which the oracle does not compute."""
 
 CHOICES = {
@@ -86,6 +86,8 @@ def make_options(choose, demanding=False, **fixed_values):
             chosen[key] = choose.one_of(*suiting)
         elif isinstance(fixed_values[key], tuple):
             chosen[key] = choose.one_of(*fixed_values[key])
+    if chosen["propagation"] == "decoupled" and chosen["adv_estimator"] in ("reinforce_plus_plus", "gae"):
+        chosen["adv_estimator"] = "grpo"  # it needs groups
     if chosen["propagation"] in LEARNING and chosen["decomp_granularity"] == "token_level":
         chosen["decomp_granularity"] = "step"
     return credit_options(**chosen)

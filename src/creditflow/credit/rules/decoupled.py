@@ -1,4 +1,4 @@
-"""`decoupled`: `own`, with scores and outcomes weighed by their spread."""
+"""`decoupled`: `own`, with scores rescaled to the spread of the outcomes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from creditflow.credit.groups import TIE_TOLERANCE, cells_of, group_codes
+from creditflow.credit.groups import group_statistics
 from creditflow.credit.history import History
 from creditflow.credit.records import (
     NOTHING,
@@ -21,6 +21,7 @@ from creditflow.credit.records import (
 )
 from creditflow.credit.rules.base import OutcomeRule, bits
 from creditflow.data import Bools, Floats
+from creditflow.errors import ConfigError
 
 
 @propagation_rule("decoupled")
@@ -29,8 +30,8 @@ class Decoupled(OutcomeRule):
     """`c_t = w_r * spread of R / spread of r * (r_t - b) + w_o * R`.
 
     GDPO (arXiv 2601.05242) normalises each reward before it adds them, so that a reward that rarely differs keeps its
-    weight. Here they are the score and the outcome of a step, with the spreads of its group (`algorithm.group_by`).
-    Each spread is over the steps that have the value. Where one of them is 0, the factor is 1.
+    weight. Here the rewards are the score and the outcome of a step. Spreads are those of the step's group, over the
+    steps with a score or a known outcome. If either is 0, the factor is 1.
     """
 
     flow: ClassVar[str] = NOTHING
@@ -38,6 +39,11 @@ class Decoupled(OutcomeRule):
     learns: ClassVar[bool] = True
 
     def fit(self, rewards: Rewards, options: CreditOptions, history: History) -> Fit:
+        if not options.estimator.grouped:
+            raise ConfigError(
+                "algorithm.adv_estimator: decoupled takes spreads within groups: expected an estimator with groups, "
+                f"such as grpo, got {options.adv_estimator}"
+            )
         of_score_S, of_outcome_S = (
             _spreads(rewards, options, value_S, has_S)
             for value_S, has_S in ((rewards.sub_reward_S, rewards.scored_S), (rewards.outcome_S, rewards.known_S))
@@ -57,16 +63,11 @@ class Decoupled(OutcomeRule):
 
     def credit(self, inputs: RuleInput) -> Credit:
         credit, rewards = self.paid(inputs), inputs.rewards
-        return replace(credit, reached_S=credit.reached_S | bits(rewards.scored_S, rewards.scored_S & rewards.known_S))
+        paid_S = rewards.scored_S & inputs.options.decomposed & (self.w_r > 0)  # the outcomes are in their weight
+        return replace(credit, reached_S=credit.reached_S | bits(paid_S, paid_S & rewards.known_S))
 
 
 def _spreads(rewards: Rewards, options: CreditOptions, value_S: Floats, has_S: Bools) -> Floats:
-    """[S] the spread of the values in the step's group, over the steps in `has_S`; 0 if equal or missing."""
-    batch, at = rewards.batch, np.flatnonzero(has_S & ~rewards.masked_S)
-    code_S = group_codes(batch, options.group_by, options.max_version_lag, rewards.stratum_S)
-    spread_S = np.zeros(batch.n_steps)
-    if at.size:
-        cells = cells_of(value_S[at], code_S[at], batch.trajectory_of_step[at])
-        tied_G = cells.spread_G <= TIE_TOLERANCE * np.maximum(1.0, np.abs(cells.mean_G))
-        spread_S[at] = np.where(tied_G, 0.0, cells.spread_G)[code_S[at]]
-    return spread_S
+    """[S] the spread of the values in the step's group, over the steps in `has_S`; 0 if all are equal or none."""
+    groups = group_statistics(rewards, value_S, has_S & ~rewards.masked_S, options)
+    return np.where(groups.tied_S | (groups.group_S < 0), 0.0, groups.spread_S)
