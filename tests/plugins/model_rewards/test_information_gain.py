@@ -134,6 +134,7 @@ def test_truth_is_read_as_text(folder: Path, truth: object, text: str) -> None:
 @pytest.mark.parametrize(
     ("truth", "reason"),
     [
+        (True, "ground_truth: expected a text or a number, got bool"),
         (None, "ground_truth: expected a value to compare with, got None: the task has none"),
         ("  ", "the task has none"),
         ({"tests": []}, "ground_truth: expected a text, a number or a list of them"),
@@ -148,14 +149,14 @@ def test_step_without_a_usable_truth_fails_alone(folder: Path, truth: object, re
     assert reason in failed.reason
 
 
-def test_long_prompt_is_cut_on_both_sides(folder: Path) -> None:
+def test_long_prompt_is_cut_for_each_term_alone(folder: Path) -> None:
     trajectory = a_trajectory(("x" * 600, "it is eight"))
     [score] = scores_of(InformationGain(path=str(folder), cue=CUE, limit=50.0), trajectory)
     _, tokenizer = loaded(folder)
     response = len(tokenizer("it is eight")["input_ids"])
     n = 512 - response - len(tokenizer(CUE + "eight")["input_ids"])
     after = mean_logprob(folder, ["x" * 600, "it is eight"], "eight", keep=n)
-    assert score.value == pytest.approx(after - mean_logprob(folder, ["x" * 600], "eight", keep=n), abs=1e-5)
+    assert score.value == pytest.approx(after - mean_logprob(folder, ["x" * 600], "eight", keep=n + response), abs=1e-5)
     assert score.reason.endswith(f"; the model saw {n + response} of {600 + response} tokens of prompt and response")
     assert dict(score.numbers)["cut"] == 1.0  # type: ignore[attr-defined]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from numbers import Number
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,22 +42,22 @@ class _Pair(NamedTuple):
 class InformationGain:
     """The gain in the ground truth's log-probability by the step's response, under a frozen model.
 
-    With y the n tokens of the truth, and texts joined as they stand,
+    With y the n tokens of the truth, and each text tokenized on its own,
     gain = (log p(y | prompt + response + cue) - log p(y | prompt + cue)) / n, in nats per token, at temperature 1.
     The prompt is the step's own, so a step is judged by what its agent saw. The mean per token makes truths of
     different lengths comparable.
 
-    `policy`: the policy of the run whose initial weights are the frozen model, whether it is trained or not; `path`: a
-    Hugging Face folder instead. All steps are scored with this one model and its tokenizer.
+    `policy`: the policy of the run whose initial weights are the frozen model; `path`: a Hugging Face folder
+    instead. All steps are scored with this one model and its tokenizer.
     `cue`: the text between response and truth.
-    `limit`: gains are clipped to it; their share is the number `clipped`. No gain is the middle of the range: 0.5 after
-    rescaling to [0, 1].
+    `limit`: gains are clipped to it; the number `clipped` is 1 for a clipped one. No gain is the middle of the range:
+    0.5 after rescaling to [0, 1].
     `device`: `auto`, `cpu` or `cuda`.
 
     The truth is a text or a number, as `str` writes it; of a list, its first entry. A task without one, or with another
     type, is `failed`. Special tokens spelled out in response, cue or truth are read as text. Prompt and response beyond
-    the model's positions are cut from the left, the prompt alike in both terms; the score's reason and the number `cut`
-    report it. An empty response has no gain.
+    the model's positions are cut from the left, for each term alone; the score's reason and the number `cut` report it.
+    The gain of an empty response is 0.
 
     Range: [-limit, limit]. Cost: a forward pass over prompt and response and two over the truth; steps of a batch share
     the beginnings of their prompts. Memory: a copy of the model per process. Source: TRACE (arXiv 2607.13988) for the
@@ -97,7 +98,10 @@ class InformationGain:
 
     async def __call__(self, step: Step, trajectory: Trajectory) -> Score:
         """The clipped gain; its reason gives both log-probabilities."""
-        return await self._batcher((step, str(truths_of(trajectory.task.ground_truth)[0])))
+        truth = truths_of(trajectory.task.ground_truth)[0]
+        if isinstance(truth, bool) or not isinstance(truth, str | Number):
+            raise ValueError(f"ground_truth: expected a text or a number, got {type(truth).__name__}")
+        return await self._batcher((step, str(truth)))
 
     def _score_all(self, items: Sequence[tuple[Step, str]]) -> list[Score | Exception]:
         """A score or an error for each step; an error of one step does not affect the others."""
@@ -129,16 +133,16 @@ class InformationGain:
         if room < 0:
             raise ValueError(f"ground_truth: {len(tail)} tokens with the cue, for a model of {model.max_positions}")
         end = response[max(0, len(response) - room) :]
-        kept = cut_prompt(prompt, len(end) + len(tail), model.max_positions, keep)
+        alone, kept = (cut_prompt(prompt, n + len(tail), model.max_positions, keep) for n in (0, len(end)))
         seen, total = len(kept) + len(end), len(prompt) + len(response)
         cut = f"; the model saw {seen} of {total} tokens of prompt and response" if seen < total else ""
-        return _Pair(((*kept, *cue), y), ((*kept, *end, *cue), y), cut)
+        return _Pair(((*alone, *cue), y), ((*kept, *end, *cue), y), cut)
 
     def _score(self, pair: _Pair, means: Mapping[Row, float]) -> Score:
         before, after = means[pair.before], means[pair.after]
         if not math.isfinite(gain := after - before):
             raise ValueError("the model's log-probabilities are not finite numbers")
-        value = max(-self.limit, min(self.limit, gain))
+        value = float(max(-self.limit, min(self.limit, gain)))
         numbers = (("clipped", float(value != gain)), ("cut", float(bool(pair.cut))))
         reason = f"log-probability of the truth per token: {before:.3f} before, {after:.3f} after{pair.cut}"
         return DetailedScore(value, self.range, reason=reason, numbers=numbers)
