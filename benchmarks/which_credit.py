@@ -428,11 +428,11 @@ def winner(table: Sequence[Row]) -> str:
     passing = [
         row
         for row in table
-        if MEAN in row.above[OWN]
-        and all(row.above[OWN][case].low > NO_WORSE for case in row.above[OWN] if case != MEAN)
+        if all(row.above[OWN][case].low > NO_WORSE for case in row.above[OWN] if case != MEAN)
+        and MEAN in row.above[GRPO]
         and row.above[GRPO][MEAN].low > 0
     ]
-    return passing[0].arm if passing else OWN
+    return max(passing, key=lambda row: row.above[OWN][MEAN].mean).arm if passing else OWN
 
 
 def table_lines(table: Sequence[Row]) -> list[str]:
