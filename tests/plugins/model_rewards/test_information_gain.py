@@ -208,7 +208,8 @@ def test_missing_policy_is_named() -> None:
     ("args", "message"),
     [
         ({"path": "nowhere"}, "path: expected a Hugging Face folder, 'nowhere' is none"),
-        ({"limit": 0}, "limit: expected a number above 0, got 0"),
+        ({"limit": 0}, "limit: expected a number above 0 and of at most 1000, got 0"),
+        ({"limit": 1e308}, "limit: expected a number above 0 and of at most 1000, got 1e.308"),
         ({"cue": 3}, "cue: expected a text, got 3"),
         ({"device": "tpu"}, "device: expected auto, cpu, cuda, got 'tpu'"),
     ],

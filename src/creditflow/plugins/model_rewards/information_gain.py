@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from numbers import Number
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+from pydantic import Field
 
 from creditflow.data import Floats, Score, Step, Trajectory
 from creditflow.plugins.model_rewards.models import (
@@ -21,7 +22,7 @@ from creditflow.plugins.model_rewards.models import (
     model_folder,
 )
 from creditflow.rewards.registry import reward
-from creditflow.rewards.support.arguments import Above0, OptionalName, check_arguments
+from creditflow.rewards.support.arguments import OptionalName, check_arguments
 from creditflow.rewards.support.text import truths_of
 from creditflow.rewards.values import DetailedScore
 
@@ -50,8 +51,8 @@ class InformationGain:
     `policy`: the policy of the run whose initial weights are the frozen model; `path`: a Hugging Face folder
     instead. All steps are scored with this one model and its tokenizer.
     `cue`: the text between response and truth.
-    `limit`: gains are clipped to it; the number `clipped` is 1 for a clipped one. No gain is the middle of the range:
-    0.5 after rescaling to [0, 1].
+    `limit`: gains are clipped to it, at most 1000; the number `clipped` is 1 for a clipped one. No gain is the middle
+    of the range: 0.5 after rescaling to [0, 1].
     `device`: `auto`, `cpu` or `cuda`.
 
     The truth is a text or a number, as `str` writes it; of a list, its first entry. A task without one, or with another
@@ -73,7 +74,7 @@ class InformationGain:
         policy: str = "default",
         path: OptionalName = None,
         cue: str = "\nAnswer: ",
-        limit: Above0 = 2.0,
+        limit: Annotated[float, Field(gt=0, le=1000)] = 2.0,
         device: Device = "auto",
     ) -> None:
         check_arguments(InformationGain.__init__, locals())
