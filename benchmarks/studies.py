@@ -75,6 +75,12 @@ class Case:
 
     recipe: str
     options: tuple[str, ...] = ()
+    rates: str = ""
+    """The group of cases that share the tuned rate of each arm; default: the cases of the recipe."""
+
+    @property
+    def group(self) -> str:
+        return self.rates or self.recipe
 
 
 _ALWAYS = (
@@ -106,15 +112,15 @@ _SMOLLM2 = (
 )
 
 
-def _chain(*options: str) -> Case:
-    return Case("arithmetic_chain", (*_CHAIN, *options))
+def _chain(*options: str, rates: str = "") -> Case:
+    return Case("arithmetic_chain", (*_CHAIN, *options), rates)
 
 
 _AGENTS = "planner: {system: plan}, executor: {system: exec}, verifier: {system: check}"
 CHAIN_CASES: Mapping[str, Case] = {
     "exact": _chain(rewards()),
     "executor alone": _chain(rewards((0, 1, 0))),
-    "outcome only": _chain(rewards((0, 0, 0))),
+    "outcome only": _chain(rewards((0, 0, 0)), rates="outcome only"),
     "inheriting": _chain(rewards((0, 1, 0), digits="digits_of_reference")),
     "saboteur": _chain(
         rewards((0, 1, 0)),
@@ -129,7 +135,8 @@ CHAIN_CASES: Mapping[str, Case] = {
 """In order: every step is scored exactly; planner and verifier are unscored; no step is scored; the executor is scored
 by the story's own chain at that place, so that its scores inherit upstream errors; planner and verifier are unscored,
 and an untrained agent replaces one result in ten; the scores of all agents are binary and inverted at random, 20 % and
-35 % of them; a lenient judge grades all agents (`benchmarks.cases`)."""
+35 % of them; a lenient judge grades all agents (`benchmarks.cases`). `outcome only` has rates of its own: arms that are
+valid there alone can be tuned on no other case."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +147,7 @@ class Study:
     arms: Sequence[str]
     """The arms that are trained by default."""
     rates: Mapping[str, tuple[float, ...]]
-    """The first learning rates to try, by recipe."""
+    """The first learning rates to try, by group of cases."""
     tuning_cases: Sequence[str]
     by_seed: str = ""
     """An option with the seed in it, `{seed}`."""
@@ -161,7 +168,7 @@ STUDIES: Mapping[str, Study] = {
     "small": Study(
         {**CHAIN_CASES, "tool_chain": Case("tool_chain", (*_SMALL, "data.val_max_samples=256"))},
         _FINAL,
-        {"arithmetic_chain": (1e-4, 2e-4, 4e-4), "tool_chain": (3e-4, 6e-4, 1.2e-3)},
+        {**dict.fromkeys(("arithmetic_chain", "outcome only"), (1e-4, 2e-4, 4e-4)), "tool_chain": (3e-4, 6e-4, 1.2e-3)},
         ("executor alone", "outcome only", "noise 35 %", "judge", "tool_chain"),
         by_seed="recipe.warmup_seed={seed}",
     ),

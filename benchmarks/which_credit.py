@@ -2,8 +2,8 @@
 
 A study (`benchmarks.studies`) has cases (a team and its scores), arms (options of credit) and seeds. `small` trains
 models of 0.3 M parameters, 48 steps of 8 tasks and 8 rollouts, from a warm start of each seed's own; `sums` and `logic`
-train SmolLM2-135M. Every arm has its own learning rate for each recipe: the best by the mean of the tuning cases on
-separate seeds and separate tasks. The grid grows by factors of two until the best rate is inside it.
+train SmolLM2-135M. Every arm has its own learning rate for each group of cases: the best by the mean of the group's
+tuning cases on separate seeds and separate tasks. The grid grows by factors of two until the best rate is inside it.
 
 A block is one seed: all its cases and arms, one run after another in one process, from the same initial weights. Every
 finished run is one line of `docs/results/which_credit/STUDY/seedN.jsonl` and is not run again; an interrupted block
@@ -264,10 +264,10 @@ class Board:
 
     # rates
 
-    def means(self, recipe: str, arm: str) -> dict[str, float]:
-        """The score of each finished rate of an arm: its mean over the tuning cases of a recipe and the seeds."""
+    def means(self, group: str, arm: str) -> dict[str, float]:
+        """The score of each finished rate of an arm: its mean over the tuning cases of a group and the seeds."""
         cases = [case for case in self.study.cases_of(arm) if case in self.study.tuning_cases]
-        cases = [case for case in cases if self.study.cases[case].recipe == recipe]
+        cases = [case for case in cases if self.study.cases[case].group == group]
         blocks = [self.lines(seed) for seed in self.study.tuning_seeds]
         rates = {rate for block in blocks for _, of, rate in block if of == arm}
         found = {rate: [block.get((case, arm, rate)) for case in cases for block in blocks] for rate in rates}
@@ -283,25 +283,25 @@ class Board:
             for case in self.study.tuning_cases
             for arm in arms
             if case in self.study.cases_of(arm)
-            for recipe in [self.study.cases[case].recipe]
-            for rate in rates_to_try(self.means(recipe, arm), self.study.rates[recipe])
+            for group in [self.study.cases[case].group]
+            for rate in rates_to_try(self.means(group, arm), self.study.rates[group])
         ]
 
-    def best_rate(self, recipe: str, arm: str) -> str:
+    def best_rate(self, group: str, arm: str) -> str:
         """The tuned rate of an arm. Raises LookupError without one."""
         if self.study.rates_of:
             of = replace(self, name=self.study.rates_of, study=STUDIES[self.study.rates_of])
-            (recipe,) = of.study.rates
-            return of.best_rate(recipe, arm)
-        means = self.means(recipe, arm)
-        if rates_to_try(means, self.study.rates[recipe]):
-            raise LookupError(f"{self.name}: the rate of {arm} in {recipe} is not tuned")
+            (group,) = of.study.rates
+            return of.best_rate(group, arm)
+        means = self.means(group, arm)
+        if rates_to_try(means, self.study.rates[group]):
+            raise LookupError(f"{self.name}: the rate of {arm} in {group} is not tuned")
         return _best(means)
 
     def final_runs(self, arms: Sequence[str], cases: Sequence[str], seeds: Sequence[int]) -> list[Run]:
         """The runs that are compared."""
         return [
-            self.run(case, arm, self.best_rate(self.study.cases[case].recipe, arm), seed)
+            self.run(case, arm, self.best_rate(self.study.cases[case].group, arm), seed)
             for seed in seeds
             for case in cases
             for arm in arms
@@ -321,13 +321,13 @@ WIDEST = 8
 def rates_to_try(means: Mapping[str, float], first: Sequence[float]) -> list[str]:
     """The first rates without a mean; then the next one beyond the end at which the best one is, within `WIDEST`.
 
-    An arm that only loses by training would be better at each lower rate.
+    An arm that only loses by training would be better at each lower rate; one that learns nothing is equal at all.
     """
     if missing := [rate for rate in map(rate_text, first) if rate not in means]:
         return missing
     best, tried = float(_best(means)), [float(rate) for rate in means]
     beyond = {min(tried): best / 2, max(tried): best * 2}
-    wide = min(first) / WIDEST <= beyond.get(best, 0.0) <= max(first) * WIDEST
+    wide = len(set(means.values())) > 1 and min(first) / WIDEST <= beyond.get(best, 0.0) <= max(first) * WIDEST
     return [rate_text(beyond[best])] if wide else []
 
 
@@ -386,7 +386,7 @@ def rows(board: Board) -> list[Row]:
         found.append(
             Row(
                 arm,
-                {board.study.cases[line["case"]].recipe: line["rate"] for line in every},
+                {board.study.cases[line["case"]].group: line["rate"] for line in every},
                 len(complete),
                 {metric: dict(zip(named, [*values, fmean(values)], strict=False)) for metric, values in means.items()},
                 {of: _differences(named, scores[arm], scores[of]) for of in (GRPO, OWN)},

@@ -148,6 +148,29 @@ def test_rates_extend_until_the_best_is_inside(board: Board) -> None:
     assert board.best_rate("arithmetic_chain", OWN) == "8.0e-04"
 
 
+def test_rate_of_a_group_is_tuned_on_its_cases_alone(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    def by_case(run: Run) -> float:
+        return 0.5 - abs(math.log2(float(run.rate) / (2e-4 if run.case == "two" else 4e-4)))
+
+    monkeypatch.setitem(globals(), "pass_rate", by_case)
+    cases = {**STUDY.cases, "two": Case("arithmetic_chain", rates="two"), "three": Case("arithmetic_chain")}
+    rates = dict.fromkeys(("arithmetic_chain", "two"), (1e-4, 2e-4, 4e-4))
+    board = replace(board, study=replace(STUDY, cases=cases, rates=rates, tuning_cases=("one", "two")))
+    while runs := board.tuning_runs(STUDY.arms):
+        board.do(runs, math.inf)
+    found = {run.case: run.rate for run in board.final_runs(STUDY.arms, tuple(cases), (20,))}
+    assert found == {"one": "4.0e-04", "two": "2.0e-04", "three": "4.0e-04"}
+
+
+def test_arms_of_a_case_are_tuned_on_equal_cases() -> None:
+    study = STUDIES["small"]
+    for case in study.cases.values():
+        tuned = [name for name in study.tuning_cases if study.cases[name].group == case.group]
+        assert tuned
+        valid = {arm: study.cases_of(arm) for arm in study.arms}
+        assert all(set(tuned) <= set(of) or not set(tuned) & set(of) for of in valid.values())
+
+
 def test_untuned_arm_has_no_rate(board: Board) -> None:
     with pytest.raises(LookupError, match="the rate of posterior in arithmetic_chain is not tuned"):
         board.best_rate("arithmetic_chain", "posterior")
@@ -160,6 +183,7 @@ def test_next_rate_is_beyond_the_end_with_the_best() -> None:
     assert rates_to_try({"1.0e-04": 0.5, "2.0e-04": 0.6}, first) == ["4.0e-04"]
     assert rates_to_try({"1.0e-04": 0.5, "2.0e-04": 0.4, "5.0e-05": 0.3}, first) == []
     assert rates_to_try({"1.0e-04": 0.5, "2.0e-04": 0.4, "1.0e-05": 0.6}, first) == []  # far below the first rates
+    assert rates_to_try({"1.0e-04": 0.5, "2.0e-04": 0.5}, first) == []  # the arm learns nothing
 
 
 # Tables
