@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import platform
 import subprocess
 import tempfile
@@ -36,7 +37,7 @@ from benchmarks.runs import Job, in_parallel
 from benchmarks.sources import TRAINING, hashes
 from benchmarks.studies import ARMS, GRPO, MEAN, OWN, STUDIES, Study
 from creditflow._utils.files import write_whole
-from creditflow._utils.intervals import Difference, paired_difference
+from creditflow._utils.intervals import LEAST_SEEDS, Difference, paired_difference
 from creditflow.config import load_recipe, trained_policies
 from creditflow.runs.run_folder import read_metrics
 from creditflow.studies.comparison.results import METRICS
@@ -419,17 +420,19 @@ def _differences(
 NO_WORSE = -0.02
 
 
-def winner(table: Sequence[Row]) -> str:
-    """The criterion of the default rule.
+def winner(table: Sequence[Row]) -> str | None:
+    """The criterion of the default rule; None if an arm that is valid in all cases has too few seeds for an interval.
 
     The arm with the best mean over all cases among those whose lower bound against `own` is above -2 points in every
     case and whose lower bound against `grpo` is above 0 in the mean; `own` without such a rule.
     """
+    whole = [row for row in table if MEAN in row.means[SCORE]]
+    if not whole or min(row.seeds for row in whole) < LEAST_SEEDS:
+        return None
     passing = [
         row
-        for row in table
+        for row in whole
         if all(row.above[OWN][case].low > NO_WORSE for case in row.above[OWN] if case != MEAN)
-        and MEAN in row.above[GRPO]
         and row.above[GRPO][MEAN].low > 0
     ]
     return max(passing, key=lambda row: row.above[OWN][MEAN].mean).arm if passing else OWN
@@ -471,30 +474,46 @@ def study_lines(name: str) -> list[str]:
 def report(boards: Sequence[Board]) -> int:
     """Print the tables of all studies and write the result file; 1 if `own` does not beat `grpo`."""
     figures, facts = list[Figure](), dict[str, Any]()
-    codes = set[str]()
+    commit_of: dict[str, str] = {}
     for board in boards:
         table = rows(board)
-        print(board.name, *table_lines(table), f"default by the criterion: {winner(table)}", sep="\n", flush=True)
+        default = winner(table) or f"not enough seeds, expected {LEAST_SEEDS} of every arm that is valid in all cases"
+        print(board.name, *table_lines(table), f"default by the criterion: {default}", sep="\n", flush=True)
         fill_page(PAGE, f"{COMMAND}, {board.name}", table_lines(table))
         if not table:
             continue
         facts[board.name] = {"rows": [asdict(row) for row in table], "default": winner(table)}
-        codes |= {line["code"] for seed in board.study.seeds for line in board.lines(seed).values()}
+        lines = [line for seed in board.study.seeds for line in board.lines(seed).values()]
+        commit_of |= {line["code"]: line["commit"] for line in lines}
         for row in table:
             for case in [MEAN] if MEAN in row.means[SCORE] else row.means[SCORE]:
                 for of in (name for name in (GRPO, OWN) if name != row.arm):
-                    one, hold = row.above[of][case], 0.0 if (row.arm, of) == (OWN, GRPO) else None
-                    what = f"{board.name}: pass@1, {row.arm} - {of}, {case}"
-                    figures.append(Figure(what, 100 * one.mean, unit="points", spread=(100 * one.low, 100 * one.high)))
-                    if hold is not None:
-                        figures.append(Figure(f"{what}, lower end", 100 * one.low, hold, unit="points"))
+                    one, what = row.above[of][case], f"{board.name}: pass@1, {row.arm} - {of}, {case}"
+                    spread = None if math.isnan(one.low) else (100 * one.low, 100 * one.high)
+                    figures.append(Figure(what, 100 * one.mean, unit="points", spread=spread))
+                    if spread and (row.arm, of) == (OWN, GRPO):
+                        figures.append(Figure(f"{what}, lower end", 100 * one.low, 0.0, unit="points"))
     if not figures:
         return int(show([]))
     short = show(figures)
-    file = RESULTS / "which_credit.json"
-    measured = hashes(MEASURES) if codes == {machine()["code"]} else json.loads(file.read_text())["measured"]
-    write("which_credit", figures, PACKAGES, measured, {"studies": facts})
+    write("which_credit", figures, PACKAGES, measured_by(commit_of), {"studies": facts})
     return int(short)
+
+
+def measured_by(commit_of: Mapping[str, str]) -> dict[str, str]:
+    """The hashes of the measured code: those of the result file, or the current ones, whichever made lines.
+
+    `commit_of`: the commit of each code with lines. Raises SystemExit if neither made a line.
+    """
+    file = RESULTS / "which_credit.json"
+    kept: dict[str, str] = json.loads(file.read_text())["measured"] if file.exists() else {}
+    for measured in (kept, hashes(MEASURES)):
+        if _digest(measured) in commit_of:
+            return measured
+    raise SystemExit(
+        f"error: {file}: the lines are of older code, whose hashes are not there. "
+        f"Run git checkout {next(iter(commit_of.values()))} -- src benchmarks, then {COMMAND} --table"
+    )
 
 
 # ---- command -------------------------------------------------------------------------------------------------------

@@ -212,7 +212,10 @@ def test_table_of_few_seeds_has_no_interval(board: Board) -> None:
     assert own.seeds == 4
     assert math.isnan(own.above[GRPO][MEAN].low)
     assert not any("[" in line for line in table_lines(rows(few)))
-    assert winner(rows(few)) == OWN
+    assert winner(rows(few)) is None
+    own, grpo = rows(board)
+    assert winner([own, grpo]) == OWN
+    assert winner([replace(own, arm="better", seeds=4), own, grpo]) is None
 
 
 def test_winner_is_no_worse_than_own_in_any_case(board: Board) -> None:
@@ -268,7 +271,13 @@ def test_report_writes_each_difference_and_the_default(
         "write",
         lambda name, figures, packages, measured, details: written.update(details, figures=figures),
     )
+    monkeypatch.setattr(which_credit, "measured_by", lambda commit_of: {"commits": commit_of})
     trained(board)
+    few = replace(board, study=replace(STUDY, seeds=range(20, 24)))
+    assert report([few]) == 0
+    assert written["studies"]["test"]["default"] is None
+    assert "default by the criterion: not enough seeds" in capsys.readouterr().out
+    assert {(figure.spread, figure.hold) for figure in written["figures"]} == {(None, None)}
     assert report([board]) == 0
     assert written["studies"]["test"]["default"] == OWN
     assert [figure.what.partition(": ")[2] for figure in written["figures"]] == [
@@ -278,6 +287,18 @@ def test_report_writes_each_difference_and_the_default(
     ]
     assert page.read_text().splitlines()[1:-1] == table_lines(rows(board))
     assert "default by the criterion: own" in capsys.readouterr().out
+
+
+def test_result_file_has_the_hashes_of_the_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(which_credit, "RESULTS", tmp_path)
+    monkeypatch.setattr(which_credit, "hashes", lambda measures: {"file": "new"})
+    old, new = (which_credit._digest({"file": text}) for text in ("old", "new"))
+    assert which_credit.measured_by({new: "b2"}) == {"file": "new"}
+    with pytest.raises(SystemExit, match="git checkout a1 -- src benchmarks"):
+        which_credit.measured_by({old: "a1"})
+    (tmp_path / "which_credit.json").write_text(json.dumps({"measured": {"file": "old"}}))
+    assert which_credit.measured_by({old: "a1", new: "b2"}) == {"file": "old"}
+    assert which_credit.measured_by({new: "b2"}) == {"file": "new"}
 
 
 # Studies
