@@ -86,6 +86,18 @@ def test_explanation_shows_formulas_scores_gates_and_groups():
     assert mean in str(explain(chain(), "t0.1"))
 
 
+def test_explanation_shows_the_spreads_behind_a_weight():
+    trajectories = [make_trajectory(f"t{n}", [step("a", 0.1 * n)], float(n > 1)) for n in range(4)]
+    chosen = {"propagation": "decoupled", "w_r": 2.0, "group_by": "agent"}
+    scores, outcomes = np.std([0.0, 0.1, 0.2, 0.3], ddof=1), np.std([0, 0, 1, 1], ddof=1)
+    text = str(explain(credited(*trajectories, **chosen), 0))
+    assert f"score_weight = w_r * (outcome_spread / score_spread) = {2 * outcomes / scores:.6g}" in text
+    assert f"outcome_spread = {outcomes:.6g}" in text
+    assert f"score_spread = {scores:.6g}" in text
+    equal = [make_trajectory(f"t{n}", [step("a", 0.5)], float(n)) for n in range(2)]
+    assert "score_weight = w_r = 2" in str(explain(credited(*equal, **chosen), 0))
+
+
 def test_masked_step_has_advantage_zero_and_a_reason():
     batch = batch_of(
         make_trajectory("t0", [step("a", "failed")], 1.0),

@@ -10,7 +10,7 @@ functions (in `score_weights`: folds), `G` groups, `C` cells (the part of one tr
 | array | value |
 | --- | --- |
 | `sub_reward_S` | r_t: the weighted mean of the step's scores, or the substitute for a failed one |
-| `score_weight_S` | the weight of the sub-reward: `w_r`, or calibrated |
+| `score_weight_S` | the weight of the sub-reward: `w_r`, or set by the rule |
 | `harmless_S` | the probability that the step did no harm |
 | `paid_S` | the pay for the sub-reward, `score_weight * (r_t - b)`, less the charge for harm |
 | `outcome_S` | R: the outcome of the step's agent |

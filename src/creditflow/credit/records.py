@@ -350,7 +350,11 @@ class Fit:
     """Values that a rule learned from this batch and earlier ones, for S steps."""
 
     score_weight_S: Floats | None = None
-    """[S] calibrated weight of the step's own reward, in place of `w_r`."""
+    """[S] the weight of the step's sub-reward, set by the rule in place of `w_r`."""
+    score_spread_S: Floats | None = None
+    """[S] the spread of the sub-rewards in the step's group; 0: all equal, or none."""
+    outcome_spread_S: Floats | None = None
+    """[S] the spread of the outcomes likewise."""
     harmless_S: Floats | None = None
     """[S] the probability that the step did no harm; NaN: none."""
     if_wrong_S: Floats | None = None

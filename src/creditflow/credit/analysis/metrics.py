@@ -31,7 +31,7 @@ def credit_metrics(assignment: Assignment) -> dict[str, float]:
       negative although all ok scores are 1, or positive although one is below 1.
     * `credit/reach/<agent>`, `credit/outcome_reach/<agent>`: share of the agent's trajectories in which a signal, or
       the outcome, reaches it, see `reach`.
-    * `credit/score_weight/<agent>`: the mean calibrated weight of the agent's scores.
+    * `credit/score_weight/<agent>`: the mean weight of the agent's scores, set by `calibrated` or `decoupled`.
     * `credit/harm/<agent>`: the mean probability that a step did harm, under the rules `calibrated` and `posterior`.
     * `groups/singletons`: groups of one trajectory; their steps backed off.
     * `groups/zero_variance`: groups, after back-off, with equal credits.

@@ -50,10 +50,13 @@ class Decoupled(OutcomeRule):
         )
         known_S = (of_score_S > 0.0) & (of_outcome_S > 0.0)
         ratio_S = np.where(known_S, of_outcome_S / np.where(known_S, of_score_S, 1.0), 1.0)
-        return Fit(score_weight_S=self.w_r * ratio_S, history=history)
+        weight_S = self.w_r * ratio_S
+        return Fit(weight_S, score_spread_S=of_score_S, outcome_spread_S=of_outcome_S, history=history)
 
     def formulas(self, options: CreditOptions) -> Formulas:
-        return {**super().formulas(options), "paid": ("score_weight * (sub_reward - sub_reward_origin)",)}
+        formulas = super().formulas(options)
+        weights = ("w_r * (outcome_spread / score_spread)", "w_r")
+        return {**formulas, "paid": ("score_weight * (sub_reward - sub_reward_origin)",), "score_weight": weights}
 
     def pay(self, inputs: RuleInput) -> Floats:
         sub_reward_S, fit = inputs.rewards.sub_reward_S, inputs.fit
