@@ -5,6 +5,7 @@ import pytest
 
 pytest.importorskip("verl")
 
+import zmq
 from ray.exceptions import ActorDiedError
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
@@ -73,6 +74,8 @@ def test_every_mini_batch_has_real_rows(ranks, updates, monkeypatch):
         assert any(key.startswith("row") for key in dealt[first : first + size])
 
 
-def test_dead_servers_end_the_run_with_advice():
-    with pytest.raises(CreditflowError, match=r"does not come back.*run the same command again"), expect_live_servers():
-        raise ActorDiedError()
+@pytest.mark.parametrize("error", [ActorDiedError(), zmq.Again()], ids=["died", "late"])
+def test_dead_servers_end_the_run_with_advice(error):
+    message = r"^a rollout server died or stopped responding: .+; run the same command again"
+    with pytest.raises(CreditflowError, match=message), expect_live_servers():
+        raise error

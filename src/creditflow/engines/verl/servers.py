@@ -18,7 +18,9 @@ from creditflow.rollout.client import ChatClient, FinishReason, PolicyView
 
 SPANS = "version_spans"
 """The key in `extra_fields` of a response with `Step.version_spans` (see `versions`)."""
-DIED = "a rollout server died, and does not come back; run the same command again to go on from the last checkpoint"
+DEAD_SERVER = (
+    "a rollout server died or stopped responding: {cause}; run the same command again to go on from the last checkpoint"
+)
 
 
 @dataclass(slots=True)
@@ -65,7 +67,7 @@ class Servers:
                 self.request_id, prompt_ids=list(request.prompt_ids), sampling_params=params
             )
         except RayActorError as error:
-            raise CreditflowError(f"policy {policy}: {DIED}: {first_line(error)}") from error
+            raise CreditflowError(f"policy {policy}: {DEAD_SERVER.format(cause=first_line(error))}") from error
         if output.stop_reason in ("aborted", "abort"):  # vLLM's and SGLang's values
             raise CreditflowError(f"policy {policy}: the server aborted the call")
         spans = output.extra_fields.get(SPANS) or [(0, output.extra_fields.get("global_steps"))]

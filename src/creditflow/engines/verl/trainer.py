@@ -52,7 +52,7 @@ from creditflow.engines.verl.policy_trainer import PartnerPolicy, PolicyTrainer
 from creditflow.engines.verl.recipe import NAME, STATE, TRAINER_PREFIX, read_run_handle
 from creditflow.engines.verl.rollouts import RolloutRecords, expect_no_mistake, partition, tags_in, take
 from creditflow.engines.verl.rows import VerlRows, concatenate_rows, delete_rows, delete_unfinished, select
-from creditflow.engines.verl.servers import DIED
+from creditflow.engines.verl.servers import DEAD_SERVER
 from creditflow.errors import ConfigError, CreditflowError, TooManyFailedScores, first_line
 from creditflow.monitoring.evaluation import Evaluation
 from creditflow.monitoring.guard import GuardAction
@@ -404,11 +404,11 @@ def _with_kl_penalty(batch: TrajectoryBatch, trainers: Sequence[PolicyTrainer], 
 
 @contextmanager
 def expect_live_servers() -> Iterator[None]:
-    """Raise CreditflowError if a rollout server inside died and was not restarted."""
+    """Raise CreditflowError if a rollout server died or stopped responding inside the block."""
     try:
         yield
     except (RayActorError, zmq.Again) as error:  # Again: a server did not take its weights in time
-        raise CreditflowError(f"{DIED}: {first_line(error)}") from error
+        raise CreditflowError(DEAD_SERVER.format(cause=first_line(error))) from error
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
