@@ -22,6 +22,8 @@ from tests.plugins.gguf.files import TOKENIZER, tiny_model, write_gguf
 
 gguf = pytest.importorskip("gguf")
 KEY = "actor_rollout_ref.model.path"
+FINENESS = ("Q4_0", "Q5_0", "Q5_1", "Q8_0", "BF16", "F16", "F32")
+"""Types of tensors, the coarsest first."""
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +55,13 @@ def test_converted_gguf_computes_the_same_logits(kind, tmp_path) -> None:
     assert tokenizer.convert_ids_to_tokens(tokenizer(" the 123abc")["input_ids"]) == ["Ġthe", "Ġ", "1", "2", "3", "abc"]
 
 
-@pytest.mark.parametrize("types", [(), ("F32", "F32"), ("F32", "F16"), ("Q5_0", "Q8_0"), ("Q8_0", "Q4_0")])
+@pytest.mark.parametrize(
+    "types",
+    [
+        *[(), ("F32", "F32"), ("F32", "F16"), ("F16", "BF16"), ("Q5_0", "Q8_0"), ("Q8_0", "Q4_0"), ("Q4_0", "Q4_0")],
+        *[("Q5_1", "F16"), ("Q4_0", "Q5_0"), ("BF16", "Q8_0")],
+    ],
+)
 @pytest.mark.parametrize("kind", ["Llama", "Qwen2"])
 def test_tied_model_stays_tied(kind, types, tmp_path) -> None:
     """Its file has no output matrix, or one that differs from the embeddings by quantization only."""
@@ -65,21 +73,46 @@ def test_tied_model_stays_tied(kind, types, tmp_path) -> None:
     assert json.loads((tmp_path / "tiny" / "config.json").read_text())["tie_word_embeddings"] is True
     loaded, _ = load_folder(tmp_path / "tiny", "causal", KEY)
     assert loaded.num_parameters() == origin.parameters == model.num_parameters()
-    if "Q8_0" in types:  # the finer of the two matrices remains
+    if types:  # the finer of the two matrices remains
         table = model.get_input_embeddings().weight
-        q8 = gguf.GGMLQuantizationType.Q8_0
-        table.data = torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(table.detach().numpy(), q8), q8))
+        finer = gguf.GGMLQuantizationType[max(types, key=FINENESS.index)]
+        table.data = torch.from_numpy(
+            gguf.quants.dequantize(gguf.quants.quantize(table.detach().numpy(), finer), finer)
+        )
     ids = torch.arange(40).reshape(2, 20)
     with torch.no_grad():
         torch.testing.assert_close(loaded(ids).logits, model(ids).logits, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("type", "noise"), [("F32", 0.03), ("Q8_0", 0.03), ("Q4_0", 0.3)])
-def test_output_that_was_trained_apart_stays_apart(type, noise, tmp_path) -> None:
+@pytest.mark.parametrize("noise", [0.05, 0.3])
+@pytest.mark.parametrize(
+    "types",
+    [
+        *[("F32", "F32"), ("F16", "F32"), ("Q8_0", "Q8_0"), ("Q4_0", "Q4_0"), ("Q5_0", "Q5_0")],
+        *[("Q4_0", "Q5_0"), ("Q4_0", "Q8_0"), ("Q5_0", "Q8_0"), ("Q8_0", "Q4_0"), ("Q5_1", "F16")],
+    ],
+)
+def test_output_that_was_trained_apart_stays_apart(types, noise, tmp_path) -> None:
     model = tiny_model("Qwen2")
     table, head = model.get_input_embeddings().weight.data, model.get_output_embeddings().weight.data
     head.copy_(table + noise * head)
-    file = write_gguf(tmp_path / "tiny.gguf", model, types={"token_embd.weight": type, "output.weight": type})
+    expect_apart(model, types, tmp_path)
+
+
+@pytest.mark.parametrize("types", [("F16", "F32"), ("Q4_0", "Q4_0"), ("Q5_0", "Q8_0")])
+def test_output_with_one_other_element_stays_apart(types, tmp_path) -> None:
+    model = tiny_model("Qwen2")
+    table, head = model.get_input_embeddings().weight.data, model.get_output_embeddings().weight.data
+    head.copy_(table)
+    head[5, 3] += 0.3
+    expect_apart(model, types, tmp_path)
+
+
+def expect_apart(model, types, tmp_path) -> None:
+    """Convert with embeddings and output of these types; fail if the output is lost."""
+    head = model.get_output_embeddings().weight.data
+    named = dict(zip(("token_embd.weight", "output.weight"), types, strict=True))
+    file = write_gguf(tmp_path / "tiny.gguf", model, types=named)
     origin = convert(Source(file), tmp_path / "tiny")
     loaded, _ = load_folder(tmp_path / "tiny", "causal", KEY)
     assert not loaded.config.tie_word_embeddings

@@ -6,12 +6,13 @@ import fcntl
 import hashlib
 import io
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import metadata as distributions
 from importlib.util import find_spec
 from pathlib import Path
@@ -289,21 +290,36 @@ def _load_model(file: Path) -> Any:
 def _tie_embeddings(model: Any, bits: Mapping[str, float]) -> None:
     """Tie the embeddings of a model whose file stores them twice, and keep the finer copy.
 
-    Some files of tied models have an output matrix too, quantized differently. The two copies then differ by the error
-    of the coarser one: about twice the least error of a Gaussian source, 2^-bits of its size (Cover and Thomas,
-    Elements of Information Theory, theorem 10.3.2). A head that
-    was tuned slightly, by up to 15 % at 4 bits, is within this bound too and is then taken for a copy.
+    Some files of tied models have an output matrix too, quantized differently. A matrix that differs from the
+    embeddings by more than rounding in any element stays apart.
     """
     input_bits, output_bits = bits.get("token_embd.weight"), bits.get("output.weight")
     if model.config.tie_word_embeddings or input_bits is None or output_bits is None:
         return
     table, head = model.get_input_embeddings().weight.data, model.get_output_embeddings().weight.data
-    bound = min(max(0.01, 4 * 2 ** -min(input_bits, output_bits)), 0.5)
-    if table.shape == head.shape and torch.dist(table, head) <= bound * head.norm():
+    are_copies = partial(_are_copies, bits=(input_bits, output_bits))
+    if table.shape == head.shape and all(map(are_copies, table.split(4096), head.split(4096))):
         if output_bits > input_bits:
             table.copy_(head)
         model.config.tie_word_embeddings = True
         model.tie_weights()
+
+
+def _are_copies(first: torch.Tensor, second: torch.Tensor, bits: tuple[float, float]) -> bool:
+    """Whether two dequantized matrices are copies of one, element by element. `bits`: their bits per weight.
+
+    Copies of one type agree within the rounding of bfloat16. Those of two types may also differ by half the step of
+    each copy's block, and by a whole one near its largest value: of 16 codes from -8 to 7, the last also stands for 8.
+    """
+    bound = 2**-8 * first.abs().maximum(second.abs()) + 2**-24  # the rounding of bfloat16, and of float16 near 0
+    for weights, size in zip((first, second), bits, strict=True):
+        if size < 16 and bits[0] != bits[1]:
+            blocks = weights.abs().reshape(len(weights), -1, 32)
+            largest = blocks.amax(2, keepdim=True)
+            step = 2 * largest / (2 ** (math.ceil(size) - 1) - 1)  # the scales take the rest of a weight's bits
+            # The last term is for the rounding of scales to float16.
+            bound += (torch.where(blocks > largest - 1.1 * step, step, step / 2) + 2**-9 * largest).flatten(1)
+    return bool(((first - second).abs() <= bound).all())
 
 
 def _load_tokenizer(file: Path, metadata: Mapping[str, Any], config: Any) -> Any:
