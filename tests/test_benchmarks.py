@@ -32,8 +32,8 @@ EARLIER = {
     *("credit_rules", "credit_rules_second_start", "credit_rules_teams"),
 }
 """Results of earlier benchmarks; `which_credit` asks their questions again."""
-UNMEASURED = {"which_credit"}
-"""Benchmarks without a result file, until their first runs are done."""
+UNMEASURED = {"which_credit", "gpu"}
+"""Benchmarks without a result file, until they have run on the present code; `gpu` needs a GPU."""
 OWNERS = {"guarded": "guard", "credit_signal_first_start": "credit_signal"}
 """Results under another name than their benchmark's."""
 
