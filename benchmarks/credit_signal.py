@@ -40,7 +40,7 @@ MEASURES = (
     "src/creditflow/recipes/arithmetic_chain.py",
     "src/creditflow/recipes/arithmetic_chain.yaml",
 )
-PAGE, COMMAND = ROOT / "docs" / "benchmarks" / "credit_rules.md", "python -m benchmarks.credit_signal"
+PAGE, COMMAND = ROOT / "docs" / "benchmarks" / "which_credit.md", "python -m benchmarks.credit_signal"
 NAME = "credit_signal"
 REALISTIC = tuple(case for case in CHAIN_CASES if case != "exact")
 

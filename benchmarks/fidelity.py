@@ -58,7 +58,7 @@ MEASURES = (
     "benchmarks/fidelity.py",
     "benchmarks/recordings.py",
 )
-PAGE, COMMAND = ROOT / "docs" / "benchmarks" / "credit_rules.md", "python -m benchmarks.fidelity"
+PAGE, COMMAND = ROOT / "docs" / "benchmarks" / "which_credit.md", "python -m benchmarks.fidelity"
 DECISIONS, CONTINUATIONS = 1200, 8
 MOST_LOST = 0.01
 """The largest share of continuations without a return; they would bias the values."""

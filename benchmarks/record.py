@@ -57,18 +57,6 @@ class Figure:
         return not (self.value <= self.hold if self.at_most else self.value >= self.hold)
 
 
-def compare(recipe: str, key: str, values: Sequence[str], seeds: int, folder: Path, *more: str) -> dict[str, Any]:
-    """Run `creditflow compare` on a shipped recipe and read its `comparison.json`; finished runs in `folder` are kept.
-
-    `more`: further arguments of the command, options or overrides.
-    """
-    command = [sys.executable, "-m", "creditflow", "compare", recipe]
-    command += ["--vary", f"{key}={','.join(values)}", "--seeds", str(seeds), f"trainer.default_local_dir={folder}"]
-    subprocess.run([*command, *more], cwd=ROOT, check=True)
-    found: dict[str, Any] = json.loads((folder / "comparison.json").read_text())
-    return found
-
-
 def measured_apart(
     module: str,
     part: str,
