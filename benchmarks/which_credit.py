@@ -140,12 +140,17 @@ def machine() -> dict[str, Any]:
 
     instructions = torch.backends.cpu.get_cpu_capability()
     return {
-        "code": _digest(hashes(MEASURES)),
+        "code": code(),
         "commit": _git("log", "-1", "--format=%h", "--", *MEASURES),
         "processor": f"{processor()}, {instructions}",
         "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
     }
+
+
+def code() -> str:
+    """The hash of the measured code on disk."""
+    return _digest(hashes(MEASURES))
 
 
 def _git(*arguments: str) -> str:
@@ -228,7 +233,7 @@ class Board:
             if reason := next(filter(None, found), None):
                 raise ValueError(
                     f"{self.file(run.seed)}: its runs cannot be compared with a new one of {run.arm} in {run.case}: "
-                    f"{'; '.join(reason)}; go back to what made them, or repeat the block with --again"
+                    f"{'; '.join(reason)}; go back to what made them, remove the file, or leave its seed out"
                 )
         return missing
 
@@ -248,19 +253,24 @@ class Board:
         ]
         was = {run: self.lines(run.seed).get(run.key) for run in waiting}
         in_parallel(jobs, self.name, WORK)
-        if repeated := {run: line for run, line in was.items() if line}:
+        if time.monotonic() < until and (repeated := {run: line for run, line in was.items() if line}):
             equal = sum(line[SCORE] == self.lines(run.seed)[run.key][SCORE] for run, line in repeated.items())
             print(f"{equal} of {len(repeated)} repeated runs have the same pass@1 as before", flush=True)
         return time.monotonic() < until
 
     def _block(self, runs: Sequence[Run], facts: Mapping[str, Any], until: float) -> None:
-        """Do the runs of a block one after another, and keep each line."""
+        """Do the runs of a block one after another, and keep each line.
+
+        Raises ValueError if the measured code on disk changed: recipes are read from there by each run.
+        """
         for run in runs:
             if time.monotonic() > until:
                 return
             print(f"{run.case}, {run.arm}, {run.rate}, seed {run.seed}", flush=True)
             with tempfile.TemporaryDirectory(dir=WORK) as folder:
                 line = run.train(facts, Path(folder) / "run")
+            if code() != facts["code"]:
+                raise ValueError("the measured code changed during a run: train in a worktree that nobody edits")
             self.keep(line)
 
     # rates
@@ -483,8 +493,7 @@ def report(boards: Sequence[Board]) -> int:
         if not table:
             continue
         facts[board.name] = {"rows": [asdict(row) for row in table], "default": winner(table)}
-        lines = [line for seed in board.study.seeds for line in board.lines(seed).values()]
-        commit_of |= {line["code"]: line["commit"] for line in lines}
+        commit_of |= {line["code"]: line["commit"] for seed in board.study.seeds for line in board.lines(seed).values()}
         for row in table:
             for case in [MEAN] if MEAN in row.means[SCORE] else row.means[SCORE]:
                 for of in (name for name in (GRPO, OWN) if name != row.arm):
@@ -526,31 +535,31 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after so many minutes")
     parser.add_argument("--arms", help="names of arms, separated by semicolons; default: those of the study")
     parser.add_argument("--cases", help="names of cases, separated by semicolons; default: all of the study")
-    parser.add_argument("--seeds", help="first and last seed; default: those of the study")
-    parser.add_argument("--again", action="store_true", help="repeat the blocks of --seeds, also the finished runs")
+    parser.add_argument("--seeds", nargs="+", type=int, help="default: those of the study")
+    parser.add_argument("--again", action="store_true", help="repeat all runs of --seeds, to see if they are the same")
     parser.add_argument("--table", action="store_true", help="train nothing: tables and result file from the lines")
     given = parser.parse_args()
     boards = [Board(name, study) for name, study in STUDIES.items()]
     if given.table:
         return report(boards)
-    board = Board(given.study, STUDIES[given.study])
-    arms = given.arms.split(";") if given.arms else board.study.arms
-    cases = given.cases.split(";") if given.cases else list(board.study.cases)
-    for option, names, known in (("arms", arms, ARMS), ("cases", cases, board.study.cases)):
+    board, study = Board(given.study, STUDIES[given.study]), STUDIES[given.study]
+    arms = given.arms.split(";") if given.arms else study.arms
+    cases = given.cases.split(";") if given.cases else list(study.cases)
+    seeds = given.seeds or study.seeds
+    for option, names, known in (("arms", arms, ARMS), ("cases", cases, study.cases), ("seeds", seeds, study.seeds)):
         if unknown := sorted(set(names) - set(known)):
-            parser.error(f"--{option}: expected some of {'; '.join(known)}, got {'; '.join(unknown)}")
+            parser.error(f"--{option}: expected some of {'; '.join(map(str, known))}, got {unknown}")
     if given.again and not given.seeds:
         parser.error("--again: expected --seeds with it, which names the blocks to repeat")
     if given.quick:
         return quick()
     if changed := _git("status", "--porcelain", "--", *MEASURES):
         raise SystemExit(f"error: commit the measured code before a run, so that its lines name it:\n{changed}")
-    first, last = map(int, given.seeds.split("-")) if given.seeds else (board.study.seeds[0], board.study.seeds[-1])
     until, in_time = time.monotonic() + 60 * given.minutes, True
-    while in_time and not board.study.rates_of and (runs := board.tuning_runs(arms)):
+    while in_time and not study.rates_of and (runs := board.tuning_runs(arms)):
         in_time = board.do(runs, until)
     if in_time:
-        board.do(board.final_runs(arms, cases, range(first, last + 1)), until, again=given.again)
+        board.do(board.final_runs(arms, cases, seeds), until, again=given.again)
     return report(boards)
 
 

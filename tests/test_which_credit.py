@@ -34,6 +34,7 @@ STUDY = Study(
 def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Board:
     """A board whose runs end at once, in this process, with the score of `pass_rate`."""
     monkeypatch.setattr(which_credit, "machine", lambda: MACHINE)
+    monkeypatch.setattr(which_credit, "code", lambda: MACHINE["code"])
     monkeypatch.setattr(which_credit, "WORK", tmp_path)
     monkeypatch.setattr(which_credit, "in_parallel", lambda jobs, title, folder: [job.work() for job in jobs])
     monkeypatch.setattr(Run, "train", lambda run, facts, folder: line_of(run, facts))
@@ -90,6 +91,23 @@ def test_repeated_block_is_compared_with_the_kept_one(board: Board, capsys: pyte
     assert len(board.lines(20)) == 2
 
 
+def test_run_during_which_the_code_changed_is_not_kept(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(which_credit, "code", lambda: "c2")
+    with pytest.raises(ValueError, match="the measured code changed during a run"):
+        board.do([board.run("one", GRPO, "1.0e-04", 20)], math.inf)
+    assert board.lines(20) == {}
+
+
+@pytest.mark.parametrize(("option", "value"), [("arms", "best"), ("cases", "hard"), ("seeds", "100")])
+def test_unknown_part_of_a_study_is_refused(
+    option: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["which_credit", "small", f"--{option}", value])
+    with pytest.raises(SystemExit):
+        which_credit.main()
+    assert f"--{option}: expected some of " in capsys.readouterr().err
+
+
 def test_no_run_begins_after_the_time_limit(board: Board) -> None:
     runs = board.tuning_runs(STUDY.arms)
     assert not board.do(runs, -math.inf)
@@ -101,7 +119,7 @@ def test_block_of_another_machine_is_not_continued(board: Board, fact: str, monk
     run, other = (board.run("one", arm, "1.0e-04", 20) for arm in (GRPO, OWN))
     board.do([run], math.inf)
     monkeypatch.setattr(which_credit, "machine", lambda: {**MACHINE, fact: "other"})
-    with pytest.raises(ValueError, match=rf"seed20\.jsonl: .*one of own in one: {fact}: .*--again"):
+    with pytest.raises(ValueError, match=rf"seed20\.jsonl: .*one of own in one: {fact}: .*remove the file"):
         board.missing([other])
 
 
