@@ -110,8 +110,8 @@ def make_folder(path: Path, key: str) -> None:
 
 
 @contextmanager
-def alone_in(folder: Path, refused: Exception) -> Iterator[None]:
-    """Hold an exclusive lock on an existing folder; raise `refused` if another process holds it.
+def alone_in(folder: Path, refused: Exception | None = None) -> Iterator[None]:
+    """Hold an exclusive lock on an existing folder. If another process holds it, raise `refused`, or wait without one.
 
     The lock ends with the process, however that ends, and leaves no file. Where a file system has no locks, nothing is
     locked.
@@ -119,8 +119,9 @@ def alone_in(folder: Path, refused: Exception) -> Iterator[None]:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (fcntl.LOCK_NB if refused else 0))
         except BlockingIOError:
+            assert refused is not None
             raise refused from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -42,22 +43,19 @@ def load_folder(
     except (OSError, ValueError, KeyError) as error:
         raise unusable(key, path, f"has no usable config.json: {first_line(error)}") from error
     tokenizer = load_tokenizer(path, key)
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # missing weights raise an error below; unused ones need no warning
     try:
-        model, info = getattr(transformers, _AUTO_CLASS[kind]).from_pretrained(
-            path,
-            local_files_only=True,
-            trust_remote_code=False,
-            dtype=torch.float32 if dtype is None else dtype,
-            use_safetensors=True,
-            output_loading_info=True,
-            **({"num_labels": 1} if new_head else {}),
-        )
+        with quiet():  # missing weights raise an error below; unused ones need no warning
+            model, info = getattr(transformers, _AUTO_CLASS[kind]).from_pretrained(
+                path,
+                local_files_only=True,
+                trust_remote_code=False,
+                dtype=torch.float32 if dtype is None else dtype,
+                use_safetensors=True,
+                output_loading_info=True,
+                **({"num_labels": 1} if new_head else {}),
+            )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise unusable(key, path, f"cannot be loaded: {first_line(error)}") from error
-    finally:
-        logging.set_verbosity(verbosity)
     if new_head:
         for name in [name for name in info["missing_keys"] if not name.startswith(f"{model.base_model_prefix}.")]:
             torch.nn.init.zeros_(model.get_parameter(name))
@@ -69,6 +67,22 @@ def load_folder(
         raise unusable(key, path, f"has a tokenizer of {len(tokenizer)} tokens, but a model that embeds {embedded}")
     _align(model)
     return model, tokenizer
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Hide the progress bars and the warnings of transformers."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def _align(model: Any) -> None:

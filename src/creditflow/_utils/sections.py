@@ -6,6 +6,7 @@ import ast
 import difflib
 import functools
 import inspect
+import json
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -46,6 +47,14 @@ def _text(value: object) -> object:
 
 Text = Annotated[str, BeforeValidator(_text)]
 """A text; YAML reads some of them as numbers (`experiment_name: 7`)."""
+
+
+def json_or_text(text: str) -> Any:
+    """The value of an option that is written as JSON or as plain text."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 class PluginSection(Section):

@@ -13,7 +13,7 @@ from pettingzoo.utils import OrderEnforcingWrapper, parallel_to_aec
 from pettingzoo.utils.env import AECEnv, ParallelEnv
 
 from creditflow.data import Task
-from creditflow.errors import AgentError, ConfigError
+from creditflow.errors import AgentError, ConfigError, RewardError
 from creditflow.plugins import environments
 from creditflow.plugins.environments.rewards import Returns, StepReward
 from creditflow.rollout import AgentSpec, Rollout, Scheduler, run_rollouts
@@ -21,6 +21,7 @@ from creditflow.rollout.recorder import Sampling
 from tests.builders import Replies
 from tests.cli.commands import creditflow
 from tests.paths import ROOT
+from tests.rewards.trajectories import load
 
 
 def scripted(*answers: str) -> Replies:
@@ -414,8 +415,8 @@ def test_invalid_arguments_are_refused_when_the_workflow_is_made(make, arguments
 def test_unknown_seat_and_empty_range_are_refused():
     with pytest.raises(ConfigError, match="the environment has no seat 'x'; there is player_1, player_2"):
         run_workflow(environments.aec(tictactoe, agents={"x": "player_1"}), scripted())
-    with pytest.raises(ValueError, match="expected low < high"):
-        StepReward(1, 1)
+    with pytest.raises(RewardError, match="finite numbers with low < high"):
+        load("creditflow.plugins.environments.rewards:StepReward", args={"low": 1, "high": 1})
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +116,7 @@ class OpponentPool(Policy):
         for version, places in by_version.items():
             generations = self.snapshots[version].generate([requests[place] for place in places])
             for place, generation in zip(places, generations, strict=True):
-                generation_of[place] = Generation(
-                    generation.response_ids, generation.logprobs, generation.finish_reason, version
-                )
+                generation_of[place] = replace(generation, version=version)
         return [generation_of[place] for place in range(len(requests))]
 
     def record(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:

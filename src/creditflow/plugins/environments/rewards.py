@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from creditflow.data import Step, Trajectory, all_digits, into_range
+from creditflow.data import Step, Trajectory, into_range
 from creditflow.errors import ScoreRangeError
 from creditflow.rewards.registry import outcome, reward
 from creditflow.rewards.scores import COMMON
@@ -22,7 +22,7 @@ class StepReward:
     """
 
     def __init__(self, low: float = 0.0, high: float = 1.0) -> None:
-        self.range = _range(low, high)
+        self.range = (float(low), float(high))
 
     def __call__(self, step: Step, trajectory: Trajectory) -> float:
         """Return the reward, in [low, high]. Raises ValueError if it is outside."""
@@ -50,7 +50,8 @@ class Returns:
     ) -> None:
         if seat is not None and agent is not None:
             raise ValueError(f"expected seat or agent, got both: {seat!r} and {agent!r}")
-        self.range, self.seat, self.per_agent, self.agent = _range(low, high), seat, per_agent, agent
+        self.range = (float(low), float(high))
+        self.seat, self.per_agent, self.agent = seat, per_agent, agent
 
     def __call__(self, trajectory: Trajectory) -> float | dict[str, float]:
         """Compute the outcome, in [low, high], or the outcomes by agent. Raises ValueError if it is outside."""
@@ -85,12 +86,6 @@ def _return_of_agent(trajectory: Trajectory, earned: Mapping[str, float], agent:
         names = ", ".join(dict.fromkeys(seats.values()))
         raise ValueError(f"no agent {agent!r} has a seat in this trajectory; there is {names or 'none'}")
     return float(np.mean(own))
-
-
-def _range(low: float, high: float) -> tuple[float, float]:
-    if not low < high:
-        raise ValueError(f"expected low < high, got {all_digits(low)} and {all_digits(high)}")
-    return float(low), float(high)
 
 
 def _within(earned: float, allowed: tuple[float, float]) -> float:

@@ -6,13 +6,13 @@ No environment is opened here: `creditflow.plugins.environments` runs the tasks.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, cast, get_args
 
+from creditflow._utils.sections import json_or_text
 from creditflow.data.sources import MOST_TASKS, Source, options_of, whole
 from creditflow.data.trajectory import Task
 from creditflow.errors import DataError, did_you_mean
@@ -85,16 +85,8 @@ def parse_environment_address(text: str, key: str) -> EnvironmentAddress:
         seed=whole(options.pop("seed", "0"), 0, f"{where}: seed"),
         illegal=cast(Illegal, illegal),
         max_turns=whole(options.pop("max_turns", str(DEFAULT_TURNS)), 1, f"{where}: max_turns"),
-        options={option: _value(value) for option, value in options.items()},
+        options={option: json_or_text(value) for option, value in options.items()},
     )
-
-
-def _value(text: str) -> Any:
-    """A JSON value, or the text itself."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
 
 
 SOURCE = Source(lambda names, key, split: [task for name in names for task in environment_tasks(name, key, split)])

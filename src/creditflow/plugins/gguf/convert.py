@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import io
 import json
 import math
-import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Mapping
+from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache, partial
 from importlib import metadata as distributions
@@ -20,8 +18,8 @@ from typing import Any
 
 import torch
 
-from creditflow._utils.files import cache_folder, make_folder, make_whole, remove_unfinished, write_json
-from creditflow._utils.huggingface import load_tokenizer, missing_files
+from creditflow._utils.files import alone_in, cache_folder, make_folder, make_whole, remove_unfinished, write_json
+from creditflow._utils.huggingface import load_tokenizer, missing_files, quiet
 from creditflow._utils.install import install_command
 from creditflow._utils.progress import Reporter
 from creditflow.errors import InputError, ModelError, first_line
@@ -149,7 +147,7 @@ def convert(source: Source, target: Path) -> Origin:
     metadata = read_metadata(source.file)
     architecture = _expect_convertible(source.file, metadata)
     make_folder(target.parent, "FOLDER")
-    with _alone(target.parent):
+    with alone_in(target.parent):  # another process would do the same work again
         if origin := converted(source, target):
             return origin
         remove_unfinished(target)
@@ -197,17 +195,6 @@ def origin_of(folder: Path) -> Origin | None:
     return origin if origin.conversion == CONVERSION else None
 
 
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Wait until no other process converts into `folder`: it would do the same work again."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def sha256_of(file: Path) -> str:
     """The SHA-256 of a file's content."""
     status = file.stat()
@@ -221,12 +208,12 @@ def _sha256(file: Path, size: int, changed: int) -> str:
 
 
 def _fill(folder: Path, source: Source, metadata: Mapping[str, Any], architecture: str) -> None:
-    with _quiet():
+    with quiet(), redirect_stderr(io.StringIO()):  # the reader has a bar of its own
         model = _load_model(source.file)
         _tie_embeddings(model, metadata["tensors"])
         tokenizer = _load_tokenizer(source.file, metadata, model.config)
     _name_special_tokens(model, tokenizer, metadata)
-    with _quiet():
+    with quiet():
         model.save_pretrained(folder, safe_serialization=True)
         tokenizer.save_pretrained(folder)
     _expect_same_tokens(folder, tokenizer)
@@ -244,23 +231,6 @@ def _fill(folder: Path, source: Source, metadata: Mapping[str, Any], architectur
         (folder / "LICENSE").write_text(source.licence)
     (folder / "README.md").write_text(_readme(origin, source))
     write_json(folder / ORIGIN, asdict(origin))
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide the progress bars and notes of transformers and tqdm."""
-    from transformers.utils import logging
-
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        with redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def _load_model(file: Path) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from creditflow.config import Config, WorkflowSource
 from creditflow.config.sections import AgentConfig
 from creditflow.errors import ConfigError, did_you_mean
-from creditflow.plugins.verifiers.workflow import reward_weights, roles_of, verifiers_workflow
+from creditflow.plugins.verifiers.workflow import environment_of, verifiers_workflow
 from creditflow.rewards.entries import RewardFunctionConfig
 
 _KEY = "team.workflow"
@@ -17,7 +17,8 @@ def fill_from_verifiers(config: Config) -> None:
     Raises ConfigError if `team.agents` lacks a role, or has an agent that is none.
     """
     address = config.team.workflow
-    roles = roles_of(address, _KEY)
+    environment = environment_of(address, _KEY)
+    roles = environment.roles
     if not config.team.agents:
         config.team.agents = {role: AgentConfig() for role in roles}
     for agent in config.team.agents:
@@ -29,7 +30,7 @@ def fill_from_verifiers(config: Config) -> None:
     if config.data.train_files is None:
         config.data.train_files = address
     if not config.reward.functions:
-        config.reward.functions = _functions(reward_weights(address, _KEY))
+        config.reward.functions = _functions(environment.weights)
 
 
 def _functions(weights: dict[str, float]) -> list[RewardFunctionConfig]:

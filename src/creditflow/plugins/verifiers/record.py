@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from creditflow.data import Trajectory
 from creditflow.errors import DataError
 
@@ -43,19 +45,12 @@ class TraceRecord:
         return {**asdict(self), "reward": self.reward}
 
 
+_RECORDS = TypeAdapter(list[TraceRecord])
+
+
 def traces_of(trajectory: Trajectory) -> list[TraceRecord]:
     """The recorded traces, in the order of their ends. Raises DataError for a trajectory of another workflow."""
     records = trajectory.info.get(RECORD)
     if not isinstance(records, list):
         raise DataError(f"expected a trajectory of a verifiers:// workflow, got {trajectory.id} without its traces")
-    return [
-        TraceRecord(
-            agent=str(record["agent"]),
-            steps=tuple(record["steps"]),
-            rewards={name: None if pair is None else (pair[0], pair[1]) for name, pair in record["rewards"].items()},
-            metrics=record["metrics"],
-            trainable=bool(record["trainable"]),
-            stop=record["stop"],
-        )
-        for record in records
-    ]
+    return _RECORDS.validate_python(records)

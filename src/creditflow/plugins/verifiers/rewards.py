@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -26,7 +25,7 @@ class VerifiersOutcome:
     inline = True
 
     def __init__(self, range: Sequence[float] = (0.0, 1.0)) -> None:
-        self.range = _range(range)
+        self.range = tuple(map(float, range))
 
     def __call__(self, trajectory: Trajectory) -> object:
         rewarded = [trace for trace in traces_of(trajectory) if trace.rewards]
@@ -61,7 +60,7 @@ class VerifiersPart:
 
     def __init__(self, part: str, metric: bool = False, range: Sequence[float] = (0.0, 1.0)) -> None:
         self.part, self.kind = part, "metrics" if metric else "rewards"
-        self.range = _range(range)
+        self.range = tuple(map(float, range))
 
     def when(self, step: Step) -> bool:
         """Whether the step is the last one of a trace that has the part."""
@@ -75,9 +74,3 @@ class VerifiersPart:
 
     def cache_key(self, step: Step, trajectory: Trajectory) -> str | None:
         return None
-
-
-def _range(bounds: Sequence[float]) -> tuple[float, float]:
-    if len(bounds) != 2 or not all(math.isfinite(bound) for bound in bounds) or bounds[0] >= bounds[1]:
-        raise ValueError(f"expected range: [low, high] with low < high, got {list(bounds)}")
-    return float(bounds[0]), float(bounds[1])

@@ -20,6 +20,7 @@ from typing import Any, Literal, get_args
 from pydantic import ValidationError
 
 from creditflow._utils.install import needs
+from creditflow._utils.sections import json_or_text
 from creditflow.data.sources import MOST_TASKS, Source, TaskSplit, digest, options_of, split_named, split_of, whole
 from creditflow.data.trajectory import Message, Task
 from creditflow.errors import DataError, did_you_mean, first_line
@@ -181,7 +182,7 @@ def _messages(data: Mapping[str, Any], where: str) -> Iterator[Message]:
 def _config(text: str, key: str) -> Any:
     address, where = parse_address(text, key), f"{key}: {text}"
     verifiers = _verifiers(key)
-    values = {path: _value(text) for path, text in address.options.items()}
+    values = {path: json_or_text(text) for path, text in address.options.items()}
     while True:
         fields = _nested(values, where)
         fields["taskset"] = {**fields.get("taskset", {}), "id": address.taskset}
@@ -255,14 +256,6 @@ def _nested(values: Mapping[str, Any], where: str) -> dict[str, Any]:
             raise DataError(f"{where}: {path}: other options set parts of it")
         fields[last] = value
     return root
-
-
-def _value(text: str) -> Any:
-    """The value of an option: JSON, or plain text."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def _as_text(values: dict[str, Any], address: VerifiersAddress, path: str) -> bool:

@@ -36,30 +36,16 @@ def verifiers_workflow(text: str, key: str) -> Workflow:
 
     Raises DataError for an invalid address, and ConfigError for a taskset that needs a container.
     """
-    environment = _environment(text, key)
-
-    async def solve(task: Task, team: Team) -> str:
-        return await environment.run(task, team)
-
-    return solve
-
-
-def roles_of(text: str, key: str) -> tuple[str, ...]:
-    """The roles of the address's environment, which are the agents of its team."""
-    return _environment(text, key).roles
-
-
-def reward_weights(text: str, key: str) -> dict[str, float]:
-    """The weights of the rewards and judges that the taskset declares, by name."""
-    return _environment(text, key).weights
+    return environment_of(text, key).run
 
 
 @lru_cache(maxsize=16)
-def _environment(text: str, key: str) -> _Environment:
-    return _Environment(parse_address(text, key), key)
+def environment_of(text: str, key: str) -> RoleEnvironment:
+    """The environment of an address. Raises as `verifiers_workflow`."""
+    return RoleEnvironment(parse_address(text, key), key)
 
 
-class _Environment:
+class RoleEnvironment:
     """verifiers' environment, with its servers on a separate event loop in a thread.
 
     The servers start with the first rollout and stay until the process ends. The rollout's own loop stays free.
@@ -73,12 +59,14 @@ class _Environment:
         specs = {name: value for name, value in config if isinstance(value, v1.AgentConfig)}
         _refuse_harnesses(v1, config, specs, where)
         self.roles = tuple(specs)
+        """The agents of the team."""
         config = config.model_copy(update={name: _role_config(v1, name, spec) for name, spec in specs.items()})
         try:
             self.env = v1.load_environment(config)
             self.task_type = type(self.env.taskset).task_type()
             self._refuse_boxes(v1, where)
             self.weights = self._declared_weights()
+            """The weights of the rewards and judges that the taskset declares, by name."""
         except CreditflowError:
             raise
         except Exception as error:  # the code of the taskset

@@ -34,9 +34,6 @@ class GymnasiumEnvironment(SpaceEnvironment):
         seen = {} if terminated or truncated else {self._seat: (observation, info)}
         return self.turn(seen, {self._seat: float(paid)}, truncated=bool(truncated and not terminated))
 
-    async def close(self) -> None:
-        self.env.close()
-
 
 @environment("gymnasium")
 def open_address(address: EnvironmentAddress) -> TextEnvironment:

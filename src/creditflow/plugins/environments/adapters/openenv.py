@@ -12,10 +12,13 @@ import random
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from creditflow._utils.install import needs
-from creditflow.errors import ConfigError, did_you_mean, first_line
+from creditflow._utils.sections import Section, Text, checked, expected
+from creditflow.errors import ConfigError, first_line
 from creditflow.plugins.environments.base import (
     MOST_LISTED,
     IllegalActionError,
@@ -33,7 +36,6 @@ MOST_BYTES = 1 << 20
 """Size of a message from the server; a longer one fails the trajectory."""
 MOST_CHARACTERS = 16_000
 """Characters of an action that is a text."""
-KINDS = ("text", "number", "json")
 _LEGAL = "legal_actions"
 """The field of an observation that lists the numbers of legal actions, as in OpenEnv's OpenSpiel games."""
 
@@ -55,7 +57,7 @@ class OpenEnvEnvironment(TextEnvironment):
         await slot.acquire()
         self._slot = slot
         self._socket = await self._connect()
-        options = dict(self._options.reset) | ({} if seed is None else {"seed": seed})
+        options = (self._options.model_extra or {}) | ({} if seed is None else {"seed": seed})
         return self._turn(await self._ask("reset", options))
 
     async def step(self, actions: Mapping[str, Any]) -> Turn:
@@ -140,35 +142,20 @@ class OpenEnvEnvironment(TextEnvironment):
 _HINTS = {"CAPACITY_REACHED": "; lower `sessions` of the address, or raise the server's max_concurrent_envs"}
 
 
-class _Options:
-    """The options of an address. Raises ConfigError for an invalid one."""
+class _Options(Section, extra="allow"):
+    """The options of an address. The others are sent with `reset`."""
 
-    def __init__(self, address: EnvironmentAddress) -> None:
-        options = dict(address.options)
-        self.action = str(options.pop("action", "message"))
-        """The field of the action that holds the reply."""
-        self.kind = options.pop("kind", "text")
-        """The reply as `text`, its last `number`, or all fields as `json`."""
-        self.observation = options.pop("observation", None)
-        """The field of the observation that is the prompt; None: all fields."""
-        self.timeout = options.pop("timeout", 60)
-        """Seconds for one answer of the server."""
-        self.sessions = options.pop("sessions", 64)
-        """Sessions that are open at the same time."""
-        self.tls = options.pop("tls", False)
-        self.reset = options
-        """The other options are sent with `reset`."""
-        if self.kind not in KINDS:
-            hint = did_you_mean(str(self.kind), KINDS)
-            raise ConfigError(f"{address.text}: kind: expected {', '.join(KINDS)}, got {self.kind!r}{hint}")
-        if not (self.observation is None or isinstance(self.observation, str)):
-            raise ConfigError(f"{address.text}: observation: expected a field's name, got {self.observation!r}")
-        if not _is_number(self.timeout) or self.timeout <= 0:
-            raise ConfigError(f"{address.text}: timeout: expected seconds above 0, got {self.timeout!r}")
-        if isinstance(self.sessions, bool) or not isinstance(self.sessions, int) or self.sessions < 1:
-            raise ConfigError(f"{address.text}: sessions: expected a whole number of 1 or more, got {self.sessions!r}")
-        if not isinstance(self.tls, bool):
-            raise ConfigError(f"{address.text}: tls: expected true or false, got {self.tls!r}")
+    action: Text = "message"
+    """The field of the action that holds the reply."""
+    kind: Annotated[Literal["text", "number", "json"], expected("text, number, json")] = "text"
+    """The reply as `text`, its last `number`, or all fields as `json`."""
+    observation: str | None = None
+    """The field of the observation that is the prompt; None: all fields."""
+    timeout: Annotated[float, Field(gt=0)] = 60
+    """Seconds for one answer of the server."""
+    sessions: Annotated[int, Field(ge=1), expected("a whole number of 1 or more")] = 64
+    """Sessions that are open at the same time."""
+    tls: bool = False
 
 
 def _is_number(value: object) -> bool:
@@ -198,5 +185,8 @@ def open_address(address: EnvironmentAddress) -> TextEnvironment:
     """Make a session of the server at the address. Connects at `reset`."""
     with needs(address.text, "openenv"):
         import websockets  # noqa: F401
-    options = _Options(address)
+    try:
+        options = checked(_Options, address.options)
+    except ConfigError as error:
+        raise ConfigError(f"{address.text}: {error}") from error
     return OpenEnvEnvironment(f"{'wss' if options.tls else 'ws'}://{address.name.rstrip('/')}/ws", options)

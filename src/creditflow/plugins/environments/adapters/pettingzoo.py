@@ -21,17 +21,19 @@ _FAMILIES = ("atari", "butterfly", "classic", "mpe", "sisl")
 """Modules of environments; `pettingzoo.test` and `pettingzoo.utils` hold others."""
 
 
-class AecEnvironment(SpaceEnvironment):
+class _PettingZooEnvironment(SpaceEnvironment):
+    @property
+    def seats(self) -> Sequence[str]:
+        return list(self.env.possible_agents)
+
+
+class AecEnvironment(_PettingZooEnvironment):
     """An `AECEnv`, in which seats act in turn."""
 
     def __init__(self, env: Any) -> None:
         super().__init__(env)
         self._paid: dict[str, float] = {}
         """Rewards that a seat was paid since its last action."""
-
-    @property
-    def seats(self) -> Sequence[str]:
-        return list(self.env.possible_agents)
 
     async def reset(self, seed: int | None) -> Turn:
         self.env.reset(seed=seed)
@@ -65,40 +67,23 @@ class AecEnvironment(SpaceEnvironment):
             env.step(None)
         return Turn(rewards=rewards, truncated=bool(cut) and all(cut))
 
-    async def close(self) -> None:
-        self.env.close()
 
-
-class ParallelEnvironment(SpaceEnvironment):
+class ParallelEnvironment(_PettingZooEnvironment):
     """A `ParallelEnv`, in which seats act at once."""
-
-    @property
-    def seats(self) -> Sequence[str]:
-        return list(self.env.possible_agents)
 
     async def reset(self, seed: int | None) -> Turn:
         observed, infos = self.env.reset(seed=seed)
-        return self._turn(observed, infos, {})
+        return self.turn(self._seen(observed, infos), {})
 
     async def step(self, actions: Mapping[str, Any]) -> Turn:
         observed, paid, terminated, truncated, infos = self.env.step(dict(actions))
         cut = [truncated.get(seat, False) and not terminated.get(seat, False) for seat in actions]
         rewards = {seat: float(paid.get(seat, 0.0)) for seat in actions}
-        return self._turn(observed, infos, rewards, truncated=not self.env.agents and all(cut))
+        return self.turn(self._seen(observed, infos), rewards, truncated=not self.env.agents and all(cut))
 
-    def _turn(
-        self,
-        observed: Mapping[str, Any],
-        infos: Mapping[str, Mapping[str, Any]],
-        rewards: Mapping[str, float],
-        *,
-        truncated: bool = False,
-    ) -> Turn:
-        seen = {seat: (observed[seat], infos.get(seat, {})) for seat in self.env.agents}
-        return self.turn(seen, rewards, truncated=truncated)
-
-    async def close(self) -> None:
-        self.env.close()
+    def _seen(self, observed: Mapping[str, Any], infos: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+        """The observation and info of each seat that is not over."""
+        return {seat: (observed[seat], infos.get(seat, {})) for seat in self.env.agents}
 
 
 @environment("pettingzoo")

@@ -18,6 +18,9 @@ class SpaceEnvironment(TextEnvironment):
     def __init__(self, env: Any) -> None:
         self.env = env
 
+    async def close(self) -> None:
+        self.env.close()
+
     def space(self, seat: str) -> Any:
         """The action space of a seat."""
         space = self.env.action_space
