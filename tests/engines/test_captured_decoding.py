@@ -16,6 +16,7 @@ from creditflow.config import ActorModelConfig
 from creditflow.engines.local import decoding
 from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.lora import Adapter
+from creditflow.engines.local.planning import cache_numbers, sampling_bytes
 from creditflow.engines.local.policy import Policy
 from creditflow.engines.local.products import use_fast_products
 from creditflow.engines.local.sampler import generate
@@ -160,7 +161,7 @@ def test_captured_step_neither_waits_nor_copies(name: str, captures: Captures) -
     model = small_model(name)
     use_fast_products(model)
     token = torch.zeros(4, dtype=torch.long)
-    with torch.inference_mode(), decoding.rows_of(model, [(2, 3), (2, 3), (5,), (7,)], 0, shared=True) as rows:
+    with torch.inference_mode(), decoding.rows_of(model, [(2, 3), (2, 3), (5,), (7,)], 0, 2, shared=True) as rows:
         rows.feed(token)
         with Recording() as recording:
             rows._step()
@@ -169,10 +170,40 @@ def test_captured_step_neither_waits_nor_copies(name: str, captures: Captures) -
     assert not any("device" in kwargs and "copy" in func.name() for func, _, kwargs, _ in recording.calls)
 
 
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("most", [1, 7, 33, 100])
+def test_cache_stays_within_the_memory_plan(fixed: bool, most: int, request: pytest.FixtureRequest) -> None:
+    if fixed:
+        request.getfixturevalue("captures")
+    model, prompts = small_model("qwen2"), [(2, 3), (4, 5), (6, 7)]
+    plan = sampling_bytes(model, 3, 2 + most)
+    token = torch.zeros(3, dtype=torch.long)
+    with torch.inference_mode(), decoding.rows_of(model, prompts, 0, most, shared=True) as rows:
+        before = 0
+        for _ in range(most):
+            rows.feed(token)
+            held = sum(room.untyped_storage().nbytes() for layer in rows._cache.layers for room in layer._rooms)
+            assert before + held <= plan  # a cache that grows is held twice for a moment
+            before = held
+        assert held == 3 * 4 * most * cache_numbers(model)
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_more_tokens_than_announced_are_decoded(fixed: bool, request: pytest.FixtureRequest) -> None:
+    if fixed:
+        request.getfixturevalue("captures")
+    model, found = small_model("qwen2"), []
+    for most in (0, 3, 20):
+        with torch.inference_mode(), decoding.rows_of(model, [(2, 3), (4,)], 0, most, shared=True) as rows:
+            found.append(torch.stack([rows.feed(torch.tensor([k, k])) for k in range(2, 10)]))
+    torch.testing.assert_close(found[0], found[2])
+    torch.testing.assert_close(found[1], found[2])
+
+
 def test_captured_rows_are_freed_at_once(captures: Captures) -> None:
     """A cycle would keep gigabytes of keys and values until the garbage collector runs."""
     model = small_model("qwen2")
-    with torch.inference_mode(), decoding.rows_of(model, [(2, 3), (4,)], 0, shared=True) as rows:
+    with torch.inference_mode(), decoding.rows_of(model, [(2, 3), (4,)], 0, 3, shared=True) as rows:
         for _ in range(3):
             rows.feed(torch.zeros(2, dtype=torch.long))
         freed = weakref.ref(rows)
@@ -181,7 +212,7 @@ def test_captured_rows_are_freed_at_once(captures: Captures) -> None:
 
 
 def test_layer_without_keys_grows_and_drops_rows() -> None:
-    layer = decoding.GrowingLayer()
-    layer.grow()
+    layer = decoding.GrowingLayer(8)
+    layer.grow(16)
     layer.keep(torch.tensor([0]))
     assert layer.get_seq_length() == 0

@@ -76,7 +76,7 @@ def test_prompts_and_tokens_are_not_read_back(name: str) -> None:
         model = small_model(name)
         use_fast_products(model)
         how, uniform = Temperatures.from_list([0.0, 1.0, 0.5, 1.0], torch.device("cpu")), torch.rand(4)
-        with Recorder() as recorder, rows_of(model, prompts, 0, shared=True) as rows:
+        with Recorder() as recorder, rows_of(model, prompts, 0, 3, shared=True) as rows:
             logits = rows.logits
             for _ in range(3):
                 token, logprob = sample(logits, how, uniform)

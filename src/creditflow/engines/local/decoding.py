@@ -32,7 +32,7 @@ Prompt = tuple[int, ...]
 _CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
 """The cache's name among the arguments and outputs of models, which depends on the version of transformers."""
 _ROOM = {"cpu": 32, "cuda": 256}
-"""The first capacity of a cache, in tokens, by device; it doubles when it is full."""
+"""The first capacity of a cache, in tokens, by device; it doubles when it is full, up to the tokens that may be fed."""
 _AT_ONCE = {"cpu": 2048, "cuda": 16384}
 """Prompt tokens per prefill pass, by device; on a processor, about as many as its cache holds."""
 
@@ -73,14 +73,14 @@ _CAPTURE: dict[str, Callable[[Step], Step]] = {"cuda": _cuda_graph}
 
 
 @contextmanager
-def rows_of(model: Any, prompts: Sequence[Prompt], pad_id: int, *, shared: bool) -> Iterator[DecodingRows]:
-    """Prefill `prompts`, one row each.
+def rows_of(model: Any, prompts: Sequence[Prompt], pad_id: int, most: int, *, shared: bool) -> Iterator[DecodingRows]:
+    """Prefill `prompts`, one row each, to which at most `most` tokens will be fed.
 
     `shared`: whether rows may share equal prompts (`Forward.shares`).
     """
     if shared:
         with attending(model):
-            yield SharedRows(model, prompts)
+            yield SharedRows(model, prompts, most)
     else:
         yield PaddedRows(model, prompts, pad_id)
 
@@ -101,7 +101,7 @@ def decoding_error(model: Any, pad_id: int, *, shared: bool) -> float:
         logits: Tensor = model(input_ids=torch.tensor([rows[row]], device=device), use_cache=False).logits
         return logits[0, -1]
 
-    with rows_of(model, [tuple(row) for row in rows], pad_id, shared=shared) as live:
+    with rows_of(model, [tuple(row) for row in rows], pad_id, 3, shared=shared) as live:
         batched = [*live.logits]
         live.keep(torch.tensor([0], device=device))
         for token in fed:
@@ -169,9 +169,10 @@ class SharedRows:
     Use it inside `attending(model)`.
     """
 
-    def __init__(self, model: Any, prompts: Sequence[Prompt]) -> None:
+    def __init__(self, model: Any, prompts: Sequence[Prompt], most: int) -> None:
         self._model, self._last = model, _last_position(model)
         device = next(model.parameters()).device
+        self._most, self._n_fed = max(1, most), 0
         self._capture = _CAPTURE.get(device.type)
         self._replay: Step | None = None
         # Prompts with many rows are stored several times, so that each stored prompt has about equally many rows.
@@ -190,9 +191,10 @@ class SharedRows:
         self._length = torch.tensor(lengths, device=device)[prompt_of_row]
         # Where each prompt is stored once, a copy would double the memory.
         self._prompts = read if len(part) == len(number) else [layer.select(prompt_of_part) for layer in read]
-        self._cache, self._room, self._n_fed = DynamicCache(), _ROOM[device.type], 0
-        self._place = torch.full((1,), -1, device=device)
-        self._cache.layers = [GrowingLayer(None if self._capture is None else self._place) for _ in read]
+        # The index of the newest token in the cache, if shapes are fixed.
+        self._place = None if self._capture is None else torch.full((1,), -1, device=device)
+        self._cache, self._room = DynamicCache(), min(_ROOM[device.type], self._most)
+        self._cache.layers = [GrowingLayer(self._room, self._place) for _ in read]
         self._arrange()
 
     def _read(self, prompts: list[Prompt], device: torch.device) -> tuple[Tensor, list[Prompts], list[int]]:
@@ -234,7 +236,7 @@ class SharedRows:
             self._prompts = [prompts.select(left) for prompts in self._prompts]
         self._part_of_row = part_of_row
         self._decoding = Decoding.from_prompts(part_of_row, self._prompts, device)
-        if self._capture is not None:
+        if self._place is not None:
             self._decoding.beyond = torch.full((self._room,), -torch.inf, device=device)
             self._decoding.beyond[: self._n_fed] = 0
         self._token = torch.empty_like(self._length)
@@ -242,9 +244,9 @@ class SharedRows:
 
     def feed(self, token: Tensor) -> Tensor:
         if self._n_fed == self._room:
-            self._room *= 2
+            self._room = min(2 * self._room, max(self._most, self._n_fed + 1))
             for layer in self._cache.layers:
-                layer.grow()
+                layer.grow(self._room)
             self._arrange()
         self._token.copy_(token)
         self._n_fed += 1
@@ -258,7 +260,7 @@ class SharedRows:
 
     def _step(self) -> Tensor:
         """Run the model on `self._token`. If steps are captured, all tensors have a fixed shape and address."""
-        if (beyond := self._decoding.beyond) is not None:
+        if self._place is not None and (beyond := self._decoding.beyond) is not None:
             self._place += 1
             beyond.index_fill_(0, self._place, 0)
         out = self._model(
@@ -284,10 +286,13 @@ class SharedRows:
 class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
     """A cache layer with spare capacity. transformers' layer copies itself for every token."""
 
-    def __init__(self, place: Tensor | None = None) -> None:
-        """`place` [1]: where the next token is written, if shapes are fixed; `update` then returns the whole room."""
+    def __init__(self, room: int, place: Tensor | None = None) -> None:
+        """`room`: the first capacity, in tokens.
+
+        `place` [1]: where the next token is written, if shapes are fixed; `update` then returns the whole room.
+        """
         super().__init__()
-        self._place, self._length = place, 0
+        self._room, self._place, self._length = room, place, 0
         self._rooms: tuple[Tensor, ...] = ()
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
@@ -295,7 +300,8 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not t
         new = full(key_states), full(value_states)
         if not self._rooms:
             self.lazy_initialization(*new)
-            self._rooms = tuple(_room_for(states) for states in new)
+            # Zeros matter: a weight of 0 times NaN is NaN.
+            self._rooms = tuple(part.new_zeros(*part.shape[:2], self._room, part.shape[3]) for part in new)
         begin, self._length = self._length, self._length + 1
         for room, states in zip(self._rooms, new, strict=True):
             if self._place is None:
@@ -311,16 +317,10 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not t
             filled = rooms if self._place is not None else (room[:, :, : self._length] for room in rooms)
             self.keys, self.values = filled
 
-    def grow(self) -> None:
-        """Double the capacity."""
-        self._take(tuple(torch.cat([room, torch.zeros_like(room)], 2) for room in self._rooms))
+    def grow(self, room: int) -> None:
+        """Increase the capacity to `room` tokens."""
+        self._take(tuple(torch.nn.functional.pad(old, (0, 0, 0, room - old.shape[2])) for old in self._rooms))
 
     def keep(self, rows: Tensor) -> None:
         """Keep only `rows`."""
         self._take(tuple(room[rows] for room in self._rooms))
-
-
-def _room_for(states: Tensor) -> Tensor:
-    """The first room for states [B, heads, 1, D]. Its zeros matter: a weight of 0 times NaN is NaN."""
-    rows, heads, _, width = states.shape
-    return states.new_zeros(rows, heads, _ROOM[states.device.type], width)

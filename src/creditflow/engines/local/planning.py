@@ -231,7 +231,7 @@ def _trial(forward: Forward, rows: int, length: int, *, shared: bool) -> PackedS
 def sampling_bytes(model: Any, rows: int, row_tokens: int) -> int:
     """Keys, values and logits of `rows` sampled responses, with prompts, of `row_tokens` tokens each.
 
-    Keys and values count twice, because a growing cache is copied.
+    Keys and values count twice, because a growing cache is copied. Its room never exceeds the tokens that may be fed.
     """
     return rows * 4 * (2 * row_tokens * cache_numbers(model) + 4 * n_tokens(model))
 

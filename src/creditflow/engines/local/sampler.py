@@ -52,7 +52,8 @@ def generate(
     logprobs = torch.zeros((len(requests), budget), dtype=torch.float32, device=device)
     n_tokens = torch.zeros(len(requests), dtype=torch.long, device=device)
     done = torch.zeros(len(requests), dtype=torch.bool, device=device)
-    with rows_of(model, [request.prompt_ids for request in requests], pad_id, shared=shared) as live:
+    # The last token is not fed.
+    with rows_of(model, [request.prompt_ids for request in requests], pad_id, budget - 1, shared=shared) as live:
         logits, n_left = live.logits, len(requests)
         for t in range(budget):
             spend(n_left)
