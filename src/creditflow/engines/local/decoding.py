@@ -4,7 +4,7 @@
 and values once for all rows with that prompt. `PaddedRows` is for all other models.
 
 On CUDA, `SharedRows` captures the step of a token in a CUDA graph and replays it, because launching a kernel takes
-longer than running it. All tensors of such a step have a fixed shape and address.
+longer than running it. All tensors of such a step have a fixed shape and address, and it must not wait for the device.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from creditflow._utils.huggingface import position_limit
 from creditflow.engines.local.attention import Decoding, Layout, Prompts, attending, full
 from creditflow.engines.local.packing import pack_prompts
+from creditflow.engines.local.waits import Waits
 from creditflow.errors import first_line
 
 Prompt = tuple[int, ...]
@@ -70,6 +72,11 @@ def _cuda_graph(step: Step) -> Step:
 
 _CAPTURE: dict[str, Callable[[Step], Step]] = {"cuda": _cuda_graph}
 """How a step is captured, by device. On a processor, launches cost less than attention to spare capacity."""
+_LEAST_REPLAYS = 16
+"""The fewest replays that are worth a capture, which runs the step's Python, waits for the device and returns unused
+memory to it. An estimate; not measured."""
+_capturable: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+"""Whether the steps of a model can be captured, once tried: they do not wait for the device, and no capture failed."""
 
 
 @contextmanager
@@ -101,7 +108,7 @@ def decoding_error(model: Any, pad_id: int, *, shared: bool) -> float:
         logits: Tensor = model(input_ids=torch.tensor([rows[row]], device=device), use_cache=False).logits
         return logits[0, -1]
 
-    with rows_of(model, [tuple(row) for row in rows], pad_id, 3, shared=shared) as live:
+    with rows_of(model, [tuple(row) for row in rows], pad_id, 1 + _LEAST_REPLAYS, shared=shared) as live:
         batched = [*live.logits]
         live.keep(torch.tensor([0], device=device))
         for token in fed:
@@ -172,8 +179,7 @@ class SharedRows:
     def __init__(self, model: Any, prompts: Sequence[Prompt], most: int) -> None:
         self._model, self._last = model, _last_position(model)
         device = next(model.parameters()).device
-        self._most, self._n_fed = max(1, most), 0
-        self._capture = _CAPTURE.get(device.type)
+        self._most, self._n_fed, self._n_steps = max(1, most), 0, 0
         self._replay: Step | None = None
         # Prompts with many rows are stored several times, so that each stored prompt has about equally many rows.
         at_once = max(1, round(len(prompts) / len(set(prompts))))
@@ -192,7 +198,7 @@ class SharedRows:
         # Where each prompt is stored once, a copy would double the memory.
         self._prompts = read if len(part) == len(number) else [layer.select(prompt_of_part) for layer in read]
         # The index of the newest token in the cache, if shapes are fixed.
-        self._place = None if self._capture is None else torch.full((1,), -1, device=device)
+        self._place = torch.full((1,), -1, device=device) if self._captures() else None
         self._cache, self._room = DynamicCache(), min(_ROOM[device.type], self._most)
         self._cache.layers = [GrowingLayer(self._room, self._place) for _ in read]
         self._arrange()
@@ -240,7 +246,12 @@ class SharedRows:
             self._decoding.beyond = torch.full((self._room,), -torch.inf, device=device)
             self._decoding.beyond[: self._n_fed] = 0
         self._token = torch.empty_like(self._length)
-        self._replay, self._n_steps = None, 0
+        self._replay, self._n_steps, self._waits = None, 0, Waits()
+
+    def _captures(self) -> bool:
+        """Whether to capture the second step of the current rows."""
+        pays = self._most - (self._n_fed - self._n_steps) > _LEAST_REPLAYS
+        return pays and self._length.device.type in _CAPTURE and _capturable.get(self._model, True)
 
     def feed(self, token: Tensor) -> Tensor:
         if self._n_fed == self._room:
@@ -251,10 +262,20 @@ class SharedRows:
         self._token.copy_(token)
         self._n_fed += 1
         self._n_steps += 1
-        if self._capture is not None and self._n_steps == 2:  # the first step loads kernels, which a capture cannot do
+        if self._n_steps == 1 and self._captures():  # this step also loads kernels, which a capture cannot do
+            with nullcontext() if self._model in _capturable else self._waits:
+                return self._step()
+        if self._n_steps == 2 and self._captures():
             try:
-                self._replay = self._capture(self._step)
+                # After a failed capture, torch cannot return memory to the device, so certain failures are not tried.
+                if self._waits.names:
+                    raise RuntimeError(f"a step waits for the device ({self._waits.names[0]})")
+                # The graph reads autocast's copies of weights. They exist since the first step, and last as long as the
+                # outermost autocast context, which encloses the whole generation.
+                self._replay = _CAPTURE[token.device.type](self._step)
+                _capturable[self._model] = True
             except RuntimeError as error:
+                _capturable[self._model] = False
                 warnings.warn(f"decoding without a CUDA graph, which is slow: {first_line(error)}", stacklevel=2)
         return self._step() if self._replay is None else self._replay()
 
