@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from numbers import Number
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from pydantic import Field
 
 from creditflow.data import Floats, Score, Step, Trajectory
 from creditflow.plugins.model_rewards.models import (
@@ -22,7 +21,7 @@ from creditflow.plugins.model_rewards.models import (
     model_folder,
 )
 from creditflow.rewards.registry import reward
-from creditflow.rewards.support.arguments import OptionalName, check_arguments
+from creditflow.rewards.support.arguments import Limit, OptionalName, check_arguments
 from creditflow.rewards.support.text import truths_of
 from creditflow.rewards.values import DetailedScore
 
@@ -74,7 +73,7 @@ class InformationGain:
         policy: str = "default",
         path: OptionalName = None,
         cue: str = "\nAnswer: ",
-        limit: Annotated[float, Field(gt=0, le=1000)] = 2.0,
+        limit: Limit = 2.0,
         device: Device = "auto",
     ) -> None:
         check_arguments(InformationGain.__init__, locals())

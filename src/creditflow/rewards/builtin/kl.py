@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from creditflow._utils.sections import expected
 from creditflow.data import Score, Step, Trajectory
 from creditflow.rewards.registry import builtin, reward
-from creditflow.rewards.support.arguments import Above0, check_arguments
+from creditflow.rewards.support.arguments import Limit, check_arguments
 from creditflow.rewards.values import DetailedScore, neutral_where_not_sampled
 
 NO_REFERENCE = (
@@ -47,7 +47,7 @@ class KlToReference:
 
     `estimator`, with d = log pi - log pi_ref of the sampled token: `kl` (k1) d, unbiased, of either sign; `abs` |d|;
     `mse` (k2) d^2 / 2; `low_var_kl` (k3, the default) exp(-d) - 1 + d, unbiased and never negative. It has no
-    coefficient: use the entry's weight. `limit`: values are clipped to it, and their share is the number `clipped`.
+    coefficient: use the entry's weight. `limit`: values are clipped to it, at most 1000; their share is the number `clipped`.
     `per`: `token`, or `step`: the mean over the sampled tokens, clipped after averaging.
 
     Both log-probs are at the temperature of the step's sampling. A step without sampled tokens (a greedy one) gets 0.
@@ -64,7 +64,7 @@ class KlToReference:
         self,
         estimator: Literal["kl", "abs", "mse", "low_var_kl"] = "low_var_kl",
         per: Annotated[Literal["token", "step"], expected("token or step")] = "token",
-        limit: Above0 = 1.0,
+        limit: Limit = 1.0,
     ) -> None:
         check_arguments(KlToReference.__init__, locals())
         self.estimate, self.per, self.limit = ESTIMATORS[estimator], per, float(limit)

@@ -13,6 +13,8 @@ from creditflow._utils.sections import OPTIONS, checked, expected
 from creditflow.errors import ConfigError
 
 Above0 = Annotated[float, Field(gt=0)]
+Limit = Annotated[float, Field(gt=0, le=1000)]
+"""The width of a score's range stays finite."""
 AtLeast0 = Annotated[float, Field(ge=0)]
 WholeAbove0 = Annotated[int, Field(ge=1), expected("a whole number of 1 or more")]
 Whole = Annotated[int, Field(ge=0), expected("a whole number of 0 or more")]
