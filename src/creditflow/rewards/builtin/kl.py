@@ -47,7 +47,8 @@ class KlToReference:
 
     `estimator`, with d = log pi - log pi_ref of the sampled token: `kl` (k1) d, unbiased, of either sign; `abs` |d|;
     `mse` (k2) d^2 / 2; `low_var_kl` (k3, the default) exp(-d) - 1 + d, unbiased and never negative. It has no
-    coefficient: use the entry's weight. `limit`: values are clipped to it, at most 1000; their share is the number `clipped`.
+    coefficient: use the entry's weight. `limit`: values are clipped to it, at most 1000; the number
+    `clipped` is their share.
     `per`: `token`, or `step`: the mean over the sampled tokens, clipped after averaging.
 
     Both log-probs are at the temperature of the step's sampling. A step without sampled tokens (a greedy one) gets 0.
