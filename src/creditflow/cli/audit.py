@@ -51,10 +51,7 @@ def audit(
         ),
     ] = None,
     training_step: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="The training step to audit; default: the one nearest to a checkpoint, the last of several."
-        ),
+        int | None, typer.Option(min=1, help="Training step to audit; default: the last one nearest to a checkpoint.")
     ] = None,
     model: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Model of the trained policies; default: the checkpoint.")
@@ -110,7 +107,8 @@ def audit(
     rows = decision_rows(batch, chosen.step_D, measured.values, trained)
     fidelities = rule_fidelities(assignments, chosen.step_D, measured.values)
     skipped = int(np.count_nonzero(~candidate_S))
-    _print(title, rows, top, fidelities, measured, skipped)
+    _print_decisions(title, rows, top)
+    _print_rules(fidelities, measured, skipped)
     facts = {
         "training_step": step,
         "checkpoint": checkpoint,
@@ -125,9 +123,8 @@ def audit(
         "decisions": [asdict(row) for row in rows],
     }
     file = run / "audit" / f"{step:06d}.json"
-    for target in (file, json):
-        if target is not None:
-            write_json(target, facts)
+    for target in filter(None, (file, json)):
+        write_json(target, facts)
     results_console().print(f"written: {file}", soft_wrap=True)
 
 
@@ -217,38 +214,31 @@ def _nearest(ledger: Ledger, step: int | None) -> tuple[int, int]:
     return min(pairs, key=lambda pair: (abs(pair[1] - pair[0] + 1), -pair[0]))
 
 
-def _print(
-    title: str,
-    rows: Sequence[DecisionRow],
-    top: int,
-    rules: Sequence[RuleFidelity],
-    measured: MeasuredDecisions,
-    skipped: int,
-) -> None:
-    console = results_console()
-    valued = [row for row in rows if math.isfinite(row.value)]
-    header = ("step", "agent", "agree", "advantage", "selecting value", "value", "standard error")
+def _print_decisions(title: str, rows: Sequence[DecisionRow], top: int) -> None:
     signed = partial(number, signed=True)
+    header = ("step", "agent", "agrees", "advantage", "selecting", "confirmed", "confirmed error")
     cells = [
         (r.step_id, r.agent, r.agrees, *map(signed, (r.advantage, r.selecting, r.confirmed)), r.confirmed_error)
-        for r in valued[:top]
+        for r in [row for row in rows if math.isfinite(row.value)][:top]
     ]
-    show(f"decisions selected by size, {title}", new_table(header, cells))
-    console.print(
-        "value: mean outcome of continuations with the decision, minus that with the decision sampled anew, from half "
-        "of the continuations. The other half selected the decisions: its value is too large in the mean. agree: "
-        "whether the advantage has the sign of the value from both halves; unclear: it is 0, or that sign is unknown "
-        f"at a false discovery rate of {FALSE_DISCOVERIES:.0%}."
+    show(f"decisions with the largest selecting values, {title}", new_table(header, cells))
+    results_console().print(
+        "A value is the mean outcome of continuations with the decision, minus that with the decision sampled anew. "
+        "selecting: from half of the continuations, by which decisions are selected: too large on average. confirmed: "
+        "from the other half, with its standard error. agrees: whether the advantage has the sign of the value from "
+        f"all; unclear: the advantage is 0, or the sign is unknown (false discovery rate {FALSE_DISCOVERIES:.0%})."
     )
-    counts = f"{len(valued):,} decisions, {measured.continuations:,} continuations, {measured.tokens:,} tokens"
-    table = [
-        (r.rule, _share(r.credit.correlation), _share(r.advantage.correlation), _share(r.advantage.ceiling))
-        for r in rules
-    ]
-    show(f"fidelity of each rule; {counts}", new_table(("rule", "credit", "advantage", "noise ceiling"), table))
+
+
+def _print_rules(rules: Sequence[RuleFidelity], measured: MeasuredDecisions, skipped: int) -> None:
+    console, valued = results_console(), np.isfinite(measured.values.value_D).sum()
+    counts = f"{valued:,} decisions, {measured.continuations:,} continuations, {measured.tokens:,} tokens"
+    header = ("rule", "fidelity of credit", "fidelity of advantage", "noise ceiling")
+    rows = [(r.rule, *map(_share, (r.credit.correlation, r.advantage.correlation, r.advantage.ceiling))) for r in rules]
+    show(f"fidelity of each rule; {counts}", new_table(header, rows))
     console.print(
-        "credit, advantage: Spearman's rank correlation [95 %] with the values. noise ceiling: that of perfect "
-        "knowledge of each decision's expected value, which no single rollout reveals."
+        "fidelity: Spearman's rank correlation [95 %] with the values from all continuations. noise ceiling: the "
+        "fidelity of perfect knowledge of each decision's expected value, which no single rollout reveals."
     )
     if math.isnan(rules[0].advantage.ceiling.value):
         console.print(f"No ceiling: no difference between the values is seen, or there are < {LEAST_SEEDS} tasks.")
