@@ -217,7 +217,7 @@ def _compared(values: DecisionValues, known_D: Bools, credit_D: Floats, own_D: F
     sides = [credit_D] if own_D is None else [credit_D, own_D]
     at_D = known_D & np.all(np.isfinite(sides), axis=0)
     if not at_D.any():
-        return Share(math.nan, math.nan, math.nan)
+        return Share()
     task_D, value_D = values.task_D[at_D], values.value_D[at_D]
     weight_RD = leave_one_out(task_D)
     found_R, *other_R = (spearman(side_D[at_D], value_D, weight_RD) for side_D in sides)

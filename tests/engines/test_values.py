@@ -82,14 +82,6 @@ def test_interval_covers_the_correlation_with_few_tasks() -> None:
     assert covered / 300 > 0.91
 
 
-def test_fidelity_of_one_task_has_no_interval() -> None:
-    found = fidelity(np.arange(3.0), measured([[0.0], [0.5], [1.0]], np.zeros((3, 1)), [7, 7, 7]))
-    assert found.correlation.value == pytest.approx(1.0)
-    assert math.isnan(found.correlation.low)
-    assert math.isnan(found.correlation.high)
-    assert math.isnan(found.ceiling.value)  # one continuation cannot be halved
-
-
 def test_fidelity_without_a_known_value_is_undefined() -> None:
     found = fidelity(np.ones(2), measured(np.full((2, 2), math.nan), np.zeros((2, 2)), [0, 1]))
     assert (found.decisions, found.tasks) == (0, 0)
@@ -142,16 +134,27 @@ def test_ceiling_without_an_effect_is_unknown() -> None:
     rng = np.random.default_rng(0)
     ceilings = []
     for _ in range(120):
-        true, (after, before, *_) = drawn_values("no effect", rng, 200, 8)
-        assert not true.any()
+        _, (after, before, *_) = drawn_values("no effect", rng, 200, 8)
         ceilings.append(fidelity(np.arange(200.0), measured(after, before, np.arange(200) // 8)).ceiling)
     assert sum(not math.isnan(ceiling.value) for ceiling in ceilings) <= 0.06 * 120  # 2.5 % are expected
     assert all(0 <= ceiling.high < 0.8 for ceiling in ceilings)
 
 
+@pytest.mark.parametrize(
+    ("decisions", "k", "note"),
+    [(800, 3, "4 continuations or more, got 3"), (32, 8, "decisions of 5 tasks or more, got 4"), (800, 8, "")],
+)
+def test_missing_ceiling_has_a_reason(decisions: int, k: int, note: str) -> None:
+    _, (after, before, *_) = drawn_values("normal", np.random.default_rng(0), decisions, k)
+    found = fidelity(np.arange(decisions), measured(after, before, np.arange(decisions) // 8))
+    assert found.ceiling_note == (note and f"no noise ceiling: expected {note}")
+    assert math.isnan(found.ceiling.value) == math.isnan(found.ceiling.high) == bool(note)
+
+
 def test_ceiling_of_equal_values_is_undefined() -> None:
-    ceiling = fidelity(np.arange(20.0), measured(np.ones((20, 4)), np.ones((20, 4)), np.arange(20) // 2)).ceiling
-    assert all(math.isnan(end) for end in (ceiling.value, ceiling.low, ceiling.high))
+    found = fidelity(np.arange(20.0), measured(np.ones((20, 4)), np.ones((20, 4)), np.arange(20) // 2))
+    assert found.ceiling_note == "no noise ceiling: no difference between values is seen"
+    assert math.isnan(found.ceiling.high)
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=12))

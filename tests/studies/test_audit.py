@@ -36,7 +36,7 @@ def test_audit_prints_decisions_and_fidelity_by_rule(run: Path, tmp_path: Path) 
     done = audit(run, *words, "--json", tmp_path / "a.json")
     assert done.exit_code == 0, done.output
     assert "training step 2; checkpoint 1 acts: 6 of 16 decisions" in done.output
-    for text in ("agrees", "confirmed error", "in force", "No ceiling"):
+    for text in ("agrees", "confirmed error", "in force", "no noise ceiling: expected 4 continuations or more, got 2"):
         assert text in done.output
     kept = json.loads((run / "audit/000002.json").read_text())
     assert kept == json.loads((tmp_path / "a.json").read_text())

@@ -14,7 +14,6 @@ import numpy as np
 import typer
 
 from creditflow._utils.files import make_folder, write_json
-from creditflow._utils.intervals import LEAST_SEEDS
 from creditflow._utils.progress import Reporter
 from creditflow.cli._options import JsonFile, Run, expect_json_folder
 from creditflow.credit import Assignment
@@ -39,7 +38,7 @@ def audit(
     *,
     decisions: Annotated[int, typer.Option(min=1, help="Maximum number of decisions, drawn at random.")] = 200,
     continuations: Annotated[
-        int, typer.Option(min=2, help="Continuations with a decision, and as many with the decision sampled anew.")
+        int, typer.Option(min=2, help="Continuations with a decision, and with it sampled anew; a ceiling needs 4.")
     ] = 8,
     top: Annotated[int, typer.Option(min=0, help="Number of decisions to print.")] = 20,
     rule: Annotated[
@@ -240,15 +239,9 @@ def _print_rules(rules: Sequence[RuleFidelity], measured: MeasuredDecisions, ski
         "fidelity: Spearman's rank correlation [95 %] with the values from all continuations. noise ceiling: the "
         "fidelity of perfect knowledge of each decision's expected value, which no single rollout reveals."
     )
-    if math.isnan(rules[0].advantage.ceiling.value):
-        console.print(f"No ceiling: no difference between the values is seen, or there are < {LEAST_SEEDS} tasks.")
-    if skipped:
-        console.print(_SKIPPED.format(skipped), soft_wrap=True)
-    if measured.refused:
-        text = f"refused: {measured.refused:,} continuations whose replay differed from the record; the first: "
-        console.print(text + measured.first_refusal, soft_wrap=True)
-    if measured.failed:
-        console.print(f"failed: {measured.failed:,} continuations; the first: {measured.first_failure}", soft_wrap=True)
+    notes = [*dict.fromkeys(r.advantage.ceiling_note for r in rules), *measured.losses]
+    for note in filter(None, [*notes, _SKIPPED.format(skipped) if skipped else ""]):
+        console.print(note, soft_wrap=True)
 
 
 def _share(share: Share) -> str:

@@ -421,7 +421,8 @@ class AuditConfig(Section):
     """Largest share of the run's generated tokens that measurements may use. Each one chooses as many decisions as the
     unused part allows."""
     continuations: Annotated[int, Field(ge=2), expected("a whole number of at least 2")] = 4
-    """Continuations with a decision kept, and as many with the decision sampled anew."""
+    """Continuations with a decision kept, and as many with the decision sampled anew. Fewer than 4 give no noise
+    ceiling."""
 
 
 class RayConfig(Section):

@@ -91,6 +91,12 @@ class MeasuredDecisions:
     first_refusal: str
     first_failure: str
 
+    @property
+    def losses(self) -> list[str]:
+        """One line for refused and one for failed continuations, with the first reason of each."""
+        losses = ((self.refused, "refused", self.first_refusal), (self.failed, "failed", self.first_failure))
+        return [f"{n:,} of {self.continuations:,} continuations {how}; the first: {why}" for n, how, why in losses if n]
+
     def expect_few_failures(self, max_failed_frac: float) -> None:
         """Raise TooManyFailedScores if more continuations failed than `rollout.max_failed_frac` allows."""
         if self.failed > max_failed_frac * self.continuations:

@@ -80,8 +80,4 @@ def _note(measured: MeasuredDecisions, result: Fidelity) -> str:
     """The reason why a measurement is incomplete; empty if it is not."""
     if not len(measured.chosen.step_D):
         return "no decision fits into audit.max_token_frac yet, or none is trained"
-    if measured.refused:
-        return f"{measured.refused} of {measured.continuations} continuations refused: {measured.first_refusal}"
-    if measured.failed:
-        return f"{measured.failed} of {measured.continuations} continuations failed: {measured.first_failure}"
-    return "" if result.decisions else "no decision has a known value"
+    return "; ".join(measured.losses) or ("" if result.decisions else "no decision has a known value")

@@ -16,11 +16,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from creditflow._utils.intervals import mean_interval
+from creditflow._utils.intervals import LEAST_SEEDS, mean_interval
 from creditflow.data import Floats, Ints
 
 _SPLITS = 20
 """Random pairs of parts behind a reliability; their mean varies less than one pair."""
+LEAST_CONTINUATIONS = 4
+"""The least number of continuations of each prefix for a noise ceiling, which is modelled from halves and quarters."""
 _TINY = 1e-12
 
 
@@ -28,9 +30,9 @@ _TINY = 1e-12
 class Share:
     """A number with its 95 % interval over tasks; NaN if undefined."""
 
-    value: float
-    low: float
-    high: float
+    value: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
 
     @classmethod
     def from_jackknife(cls, value_R: Floats, least: float = -1.0) -> Share:
@@ -82,7 +84,18 @@ class Fidelity:
     decisions: int
     """The number of decisions with a known value."""
     tasks: int
-    """The number of tasks with such a decision; a single task gives no interval."""
+    """The number of tasks with such a decision; fewer than `LEAST_SEEDS` give no interval and no ceiling."""
+    continuations: int
+    """The number of continuations of each prefix; fewer than `LEAST_CONTINUATIONS` give no ceiling."""
+
+    @property
+    def ceiling_note(self) -> str:
+        """The reason why the ceiling is unknown; empty if it is known."""
+        if self.continuations < LEAST_CONTINUATIONS:
+            return f"no noise ceiling: expected {LEAST_CONTINUATIONS} continuations or more, got {self.continuations}"
+        if self.tasks < LEAST_SEEDS:
+            return f"no noise ceiling: expected decisions of {LEAST_SEEDS} tasks or more, got {self.tasks}"
+        return "no noise ceiling: no difference between values is seen" if math.isnan(self.ceiling.value) else ""
 
 
 def fidelity(credit_D: Floats, values: DecisionValues) -> Fidelity:
@@ -90,16 +103,15 @@ def fidelity(credit_D: Floats, values: DecisionValues) -> Fidelity:
 
     Decisions with an unknown value, or with credit that is not finite, do not count.
     """
-    value_D = values.value_D
+    value_D, k = values.value_D, values.after_DK.shape[1]
     known_D = np.isfinite(value_D) & np.isfinite(credit_D)
     if not known_D.any():
-        unknown = Share(float("nan"), float("nan"), float("nan"))
-        return Fidelity(unknown, unknown, 0, 0)
+        return Fidelity(Share(), Share(), 0, 0, k)
     task_D = values.task_D[known_D]
     weight_RD = leave_one_out(task_D)
     correlation = Share.from_jackknife(spearman(credit_D[known_D], value_D[known_D], weight_RD))
     ceiling = noise_ceiling(values.after_DK[known_D], values.before_DK[known_D], weight_RD)
-    return Fidelity(correlation, ceiling, int(known_D.sum()), len(np.unique(task_D)))
+    return Fidelity(correlation, ceiling, int(known_D.sum()), len(np.unique(task_D)), k)
 
 
 def noise_ceiling(after_DK: Floats, before_DK: Floats, weight_RD: Floats) -> Share:
@@ -107,13 +119,15 @@ def noise_ceiling(after_DK: Floats, before_DK: Floats, weight_RD: Floats) -> Sha
 
     It is the square root of the reliability: of the correlation of values from K continuations with those from K new
     ones. The reliability of m continuations is modelled as `1 / (a + c / m)`, by the measured ones of K / 2 and K / 4.
-    a = 1 is the formula of Spearman (1910) and Brown (1910), and holds with fewer than 4 continuations. a > 1 where
-    most values are equal: however small their errors, ranks spread them over the same range.
+    a = 1 is the formula of Spearman (1910) and Brown (1910). a > 1 where most values are equal: however small their
+    errors, ranks spread them over the same range.
 
-    NaN, with the upper end alone, unless the interval of the reliability of K / 2 is above 0: without any difference
-    between the values, the root of a noisy number above 0 would be .1 in the mean.
+    NaN with fewer than `LEAST_CONTINUATIONS` continuations, which have no quarters. NaN, with the upper end alone,
+    unless the interval of the reliability of K / 2 is above 0: without any difference between the values, the root of
+    a noisy number above 0 would be .1 in the mean.
     """
-    k = after_DK.shape[1]
+    if (k := after_DK.shape[1]) < LEAST_CONTINUATIONS:
+        return Share()
     half, quarter = k // 2, k // 4
 
     def stepped_up(half_R: Floats, saturation_R: Floats) -> Floats:
@@ -122,9 +136,10 @@ def noise_ceiling(after_DK: Floats, before_DK: Floats, weight_RD: Floats) -> Sha
     half_R, quarter_R = (_reliability(after_DK, before_DK, weight_RD, size) for size in (half, quarter))
     halves = Share.from_jackknife(half_R)
     if not halves.low > 0:
-        return Share(math.nan, math.nan, stepped_up(np.maximum(halves.high, 0.0), np.ones(())).item())
+        return Share(high=stepped_up(np.maximum(halves.high, 0.0), np.ones(())).item())
     half_R, quarter_R = half_R.clip(_TINY, 1.0), quarter_R.clip(_TINY, 1.0)
-    saturation_R = np.fmax((half / half_R - quarter / quarter_R) / (half - quarter), 1.0)  # 1 without a quarter
+    # fmax: quarters may have no correlation, if all their values are equal.
+    saturation_R = np.fmax((half / half_R - quarter / quarter_R) / (half - quarter), 1.0)
     return Share.from_jackknife(stepped_up(half_R, np.minimum(saturation_R, 1 / half_R)), least=0.0)
 
 
