@@ -110,7 +110,7 @@ _EFFECTS = {
     ("fired", FALLBACK): "credit falls back to the shared global reward",
     ("fired", RESTORE): "back to the last good checkpoint",
     ("fired", STOP): "the run is stopped",
-    ("undecided", WARN): "too few samples: the interval contains the limit",
+    ("undecided", WARN): "too few samples: the interval contains the limit, or is missing",
     ("recovered", SET_THRESHOLD): "well again; thresholds stay capped",
     ("recovered", FALLBACK): "well again; credit is decomposed again",
 }
