@@ -8,6 +8,7 @@
 #                   test-newest with the newest, test-pinned with those of constraints.txt; PYTHON=python3.12 for another Python
 # make test-python  test-pinned with Debian's Python in a bare root: SUITE=trixie (3.13) or forky (3.14); GOAL=demo for make demo
 # make lint         ruff, mypy and import-linter
+# make reference    write the generated parts of docs/reference, from docstrings and signatures
 # make docs         install what the site needs, then build it into site/; strict about links and pages
 # make sandbox      install bubblewrap, where that can be done from here
 # make browser      install chromium, likewise, for the tests of report and view
@@ -26,7 +27,7 @@
 # pip installs torch and uv, uv the rest, from pinned constraints (see docs/design/dependencies.md).
 
 .DELETE_ON_ERROR:
-.PHONY: demo demo-llm compiler check test test-all test-oldest test-pinned test-newest test-python lint docs sandbox browser charts benchmarks vllm openenv test-vllm verifiers test-verifiers bench-traces study constraints clean
+.PHONY: demo demo-llm compiler check test test-all test-oldest test-pinned test-newest test-python lint reference docs sandbox browser charts benchmarks vllm openenv test-vllm verifiers test-verifiers bench-traces study constraints clean
 .SUFFIXES:
 
 VENV := .venv
@@ -229,6 +230,9 @@ lint: $(STAMPS)/test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+
+reference: $(STAMPS)/test
+	$(BIN)/python docs/generate.py
 
 docs: $(STAMPS)/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

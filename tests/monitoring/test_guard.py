@@ -12,11 +12,11 @@ from creditflow.config import default_rules, load_recipe
 from creditflow.credit import make_threshold
 from creditflow.engines.common.guard import build_guard
 from creditflow.errors import ConfigError
-from creditflow.monitoring.catalog import Names, all_metrics, described, matching
+from creditflow.monitoring.catalog import Names, described, matching
 from creditflow.monitoring.guard import Guard, engine_action, specs
 from tests.builders import credit_options
 from tests.monitoring.scenarios import SCENARIOS, Setting, series
-from tests.paths import RECIPES, ROOT
+from tests.paths import RECIPES
 
 RECIPE = RECIPES / "arithmetic_chain.yaml"
 
@@ -405,11 +405,3 @@ def test_catalog_accepts_names_of_the_recipe(name, there):
 def test_star_matches_one_name():
     there = ["credit/reach/a", "credit/reach/b", "credit/reach", "credit/outcome_reach/a", "x/credit/reach/a"]
     assert matching("credit/reach/*", there) == ["credit/reach/a", "credit/reach/b"]
-
-
-def test_docs_contain_the_metric_catalog():
-    rows = ["| metric | unit | meaning |", "| --- | --- | --- |"]
-    for metric in all_metrics():
-        only = f" ({metric.engine} only)" if metric.engine else ""
-        rows.append(f"| `{metric.name}` | {metric.unit} | {metric.meaning}{only} |")
-    assert "\n".join([*rows, ""]) in (ROOT / "docs/reference/metrics.md").read_text()

@@ -21,13 +21,16 @@ _TAGGED = re.compile(r"<answer>((?:(?!<answer>).){0,4000}?)</answer>", re.DOTALL
 def reasoning_gym(trajectory: Trajectory, strict: bool = False) -> Score:
     """The family's own `score_answer(answer, entry)`, for a task from a `reasoning-gym://` address.
 
-    The answer is the text in the last `<answer>...</answer>`, else after the last `####`, else all of it. `strict`: 1
-    for full marks, else 0; without it, families may give partial marks, such as for a right number within other text.
+    The answer is the text in the last `<answer>...</answer>`, else after the last `####`, else all of it.
+
+    `strict`: 1 for full marks, else 0. Without it, families may give partial marks, such as for a right number within
+    other text.
+
     With or without it, an answer scores 0 that the scorer cannot read, that has digits other than 0 to 9 or a number
     that is not finite, or that is wrong where the scorer gives full marks. Where the scorer evaluates the answer,
     formulas and literals are limited in length, degree, terms, functions and names first.
 
-    Range: [0, 1]. Cost: microseconds to milliseconds; more for a formula that sympy simplifies. Source:
+    Range: 0 to 1. Cost: microseconds to milliseconds; more for a formula that sympy simplifies. Source:
     reasoning-gym 0.1.25. Raises DataError for a task from another source; an error of the scorer that does not come
     from the answer passes through.
     """

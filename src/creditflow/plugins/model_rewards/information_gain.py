@@ -47,22 +47,26 @@ class InformationGain:
     The prompt is the step's own, so a step is judged by what its agent saw. The mean per token makes truths of
     different lengths comparable.
 
-    `policy`: the policy of the run whose initial weights are the frozen model; `path`: a Hugging Face folder
-    instead. All steps are scored with this one model and its tokenizer.
-    `cue`: the text between response and truth.
-    `limit`: gains are clipped to it, at most 1000; the number `clipped` is 1 for a clipped one. No gain is the middle
-    of the range: 0.5 after rescaling to [0, 1].
-    `device`: `auto`, `cpu` or `cuda`.
+    `policy`: The policy of the run whose initial weights are the frozen model. All steps are scored with this one model
+    and its tokenizer.
+    `path`: A Hugging Face folder instead.
+    `cue`: The text between response and truth.
+    `limit`: Gains are clipped to it; the number `clipped` is 1 for a clipped one. No gain is the middle of the range:
+    0.5 after rescaling to [0, 1].
+    `device`: The model's device.
 
     The truth is a text or a number, as `str` writes it; of a list, its first entry. A task without one, or with another
     type, is `failed`. Special tokens spelled out in response, cue or truth are read as text. Prompt and response beyond
     the model's positions are cut from the left, for each term alone; the score's reason and the number `cut` report it.
     The gain of an empty response is 0.
 
-    Range: [-limit, limit]. Cost: a forward pass over prompt and response and two over the truth; steps of a batch share
-    the beginnings of their prompts. Memory: a copy of the model per process. Source: TRACE (arXiv 2607.13988) for the
-    difference of log-probabilities under a frozen reference; the mean per token is as in IGPO (arXiv 2510.14967), which
-    takes probabilities of the trained policy instead. The contexts by agent and the clipping are this project's.
+    Limits: the frozen model must be able to use a good response. If it cannot answer from prompt and response, the gain
+    is noise. A response that lists many answers may gain by luck. Use it beside an outcome.
+
+    Range: -`limit` to `limit`. Cost: a forward pass over prompt and response and two over the truth; steps of a batch
+    share the beginnings of their prompts. Memory: a copy of the model per process. Source: TRACE (arXiv 2607.13988) for
+    the difference of log-probabilities under a frozen reference; the mean per token is as in IGPO (arXiv 2510.14967),
+    which takes probabilities of the trained policy instead. The contexts by agent and the clipping are this project's.
     """
 
     inline = True

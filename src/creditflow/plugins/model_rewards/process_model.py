@@ -59,24 +59,26 @@ class _ScoredInput:
 class ProcessModel:
     """The probability, by a process reward model, that each part of the response is right.
 
-    `path`: the Hugging Face folder of a token classifier (`AutoModelForTokenClassification`, as TRL's PRMTrainer saves
-    it). It reads the step's prompt and response with its own tokenizer.
-    `per`: `line` (default): each line is followed by `separator` and scored there, as in TRL's training (blank lines
-    are left out), and all tokens of the line get its score; `token`: the response is scored token by token, as it is;
-    `step`: one number, the lines' scores combined by `reduce`: `min` (default), `product`, `last` or `mean`.
-    `label`: index or name of the class "right"; default 1 of two classes. A head with one logit is read by the sigmoid.
-    `tokenizer`: the folder of the policy's tokenizer, if the run's policies are not connected. Its tokens and the
+    `path`: The Hugging Face folder of a token classifier (`AutoModelForTokenClassification`, as TRL's PRMTrainer saves
+    it). It reads the step's prompt and response with its own tokenizer. Models that bring their own code are refused.
+    `per`: `line`: each line is followed by `separator` and scored there, as in TRL's training (blank lines are left
+    out), and all tokens of the line get its score. `token`: the response is scored token by token, as it is. `step`:
+    one number, the lines' scores combined by `reduce`.
+    `reduce`: The function that combines the scores of a step's lines.
+    `label`: Index or name of the class "right"; default: 1 of two classes. One logit is read by the sigmoid.
+    `separator`: The text behind each line.
+    `tokenizer`: The folder of the policy's tokenizer, if the run's policies are not connected. Its tokens and the
     model's are matched by characters: a response token gets the score that first reaches its last character. If its
     tokens do not decode to the response, the score is `failed`; `per: step` needs no match.
-    `max_length`: tokens of the model's input; default and bound: its positions. The excess is cut from the left of the
+    `max_length`: Tokens of the model's input; default and bound: its positions. The excess is cut from the left of the
     prompt, and the score's reason reports it, as does the number `cut_prompts`; a response that does not fit by itself
     is `failed`.
-    `batch_size`: rows of one forward pass. `device`: `auto`, `cpu` or `cuda`.
+    `batch_size`: Rows of one forward pass.
+    `device`: The model's device.
 
-    Range: [0, 1]; tokens that the policy did not sample get the mean of the others. Cost: a forward pass of the model
-    per step, and its memory; one copy per folder and process. Source: Uesato et al. (arXiv 2211.14275); Lightman et al.
-    (arXiv 2305.20050), who reduce by product; format of the folder: https://huggingface.co/docs/trl/prm_trainer. Models
-    that bring their own code are refused.
+    Range: 0 to 1; tokens that the policy did not sample get the mean of the others. Cost: a forward pass of the model
+    per step. Memory: one copy of the model per folder and process. Source: Uesato et al. (arXiv 2211.14275); Lightman
+    et al. (arXiv 2305.20050), who reduce by product; format of the folder: https://huggingface.co/docs/trl/prm_trainer.
     """
 
     inline = True

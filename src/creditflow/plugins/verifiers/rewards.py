@@ -15,10 +15,11 @@ class VerifiersOutcome:
     """The reward of the episode's traces, as verifiers computed it: the sum of scores times weights.
 
     If the traces of several roles have rewards, each role has its own outcome, and the team's is their mean; the mean
-    also for several runs of one role. `range`: the range of the sum; a recipe with `team.workflow: verifiers://...` has
-    it from the declared weights.
+    also for several runs of one role.
 
-    Range: [0, 1], or `range`. Cost: microseconds; verifiers scored the episode when it ended. Source: verifiers 0.4.0.
+    `range`: The range of the sum; a recipe with `team.workflow: verifiers://...` has it from the declared weights.
+
+    Range: 0 to 1, or `range`. Cost: microseconds; verifiers scored the episode when it ended. Source: verifiers 0.4.0.
     Raises DataError for a trajectory of another workflow; a trace whose scoring did not run fails the score.
     """
 
@@ -48,11 +49,13 @@ class VerifiersOutcome:
 class VerifiersPart:
     """One part of the taskset's rubric, as a sub-reward of the last step of each trace that has the part.
 
-    `part`: the name of a reward in `trace.rewards`; with `metric`, of a metric in `trace.metrics`. `range`: the range
-    of its values. The other steps have no score by it: the part judges the end of the trace, and credit flows upstream
-    from there.
+    `part`: The name of a reward in `trace.rewards`; with `metric`, of a metric in `trace.metrics`.
+    `metric`: Read a metric of the trace.
+    `range`: The range of the part's values.
 
-    Range: [0, 1], or `range`. Cost: microseconds. Source: verifiers 0.4.0. Raises ValueError if the scoring did not
+    The other steps have no score by it: the part judges the end of the trace.
+
+    Range: 0 to 1, or `range`. Cost: microseconds. Source: verifiers 0.4.0. Raises ValueError if the scoring did not
     run.
     """
 

@@ -59,40 +59,44 @@ class CaseVerdict(NamedTuple):
 class CodeTests:
     """The share of tests that the code in the text passes, in a sandbox; the reason lists them and the first fault.
 
-    The code is the last program outside of thoughts that defines the names in the tests (`code_in`). The truth holds
-    the tests, as JSON text or decoded (`creditflow.rewards.support.test_cases.read_tests`), in one of three forms:
+    The code is the last Python block, outside of thoughts, that defines the names in the tests (`code_in`). For scripts
+    with input it is the last block that reads input and prints. The truth holds the tests, as JSON text or decoded
+    (`creditflow.rewards.support.test_cases.read_tests`), in one of three forms:
+
     * `{"inputs": [...], "outputs": [...]}`, or a list of `{"input": ..., "output": ...}`: scripts that read and print,
-      as in APPS, verl and LiveCodeBench. Output is compared line by line as text, except white space at the end of
-      lines: numbers must be printed exactly as expected. With `fn_name`, `func_name` or `metadata.func_name`, the tests
-      are calls of that function (or of that method of a class Solution) with JSON arguments. Code that is called, as
-      opposed to a script, and its tests may use names in `USUAL_MODULES` without an import: `List`, `deque`, `inf`.
+      as in APPS, TACO, verl and LiveCodeBench. Output is compared line by line as text, except white space at the end
+      of lines: numbers must be printed exactly as expected. With `fn_name`, `func_name` or `metadata.func_name`, the
+      tests are calls of that function (or of that method of a class Solution) with JSON arguments.
     * a list of `{"call": "f(2, 3)", "expect": 5}`. Values are compared with a tolerance (1e-6 relative, 1e-9 absolute,
       at any depth), and lists equal tuples.
-    * Python code: a list of texts, each of which is a test, as in MBPP; or one text, whose assertions outside of
-      functions are the tests, or else the whole program, as in HumanEval (`read_program`). It runs as a program beside
-      the solution, and values are compared by Python itself.
+    * Python code: a list of texts, each of which is a test, as in MBPP (`test_list`); or one text, whose assertions
+      outside of functions are the tests, or else the whole program, as in HumanEval (`test`, `entry_point`). It runs as
+      a program beside the solution, and values are compared by Python itself.
+
+    Code that is called, as opposed to a script, and its tests may use the names in `USUAL_MODULES` without an import:
+    `List`, `deque`, `inf`.
+
+    `sandbox`: `backend` (default `auto`) and its options; default: `reward.sandbox`. The sandbox is opened when the
+    recipe is loaded, so that an unusable one is reported then.
+    `only`: Indices of the tests that count, so that each can be a separate score; default: all.
+    `max_tests`: Number of tests that count, from the first; default: all.
+    `seconds`: Wall and CPU time of each test; default: the sandbox's `wall_s` and `cpu_s`, else 5.
+    `total_seconds`: Time after which no further test is started; the remaining tests fail. Including the last test, it
+    must end before the function's time-out (120 s), which would mask the score of a slow program.
+    `all_or_nothing`: 1 if every test passed, else 0.
 
     Each test is a fresh run. A program that raises, exits, exceeds a limit or leaves no answer fails that test; a
-    program that reports that it cannot be loaded fails all. Only a fault of the sandbox raises: the score is then
-    `failed`.
+    program that reports that it cannot be loaded fails all. Code of more than 50,000 characters passes nothing.
 
     Expected results of the first two forms never enter the box: output and values are compared outside, after being
     read as text or JSON. Python code runs in the box, next to the code that it judges. A test passes if it reaches its
     end, which is proved by a word that is new in every run; an object that claims to equal anything fails it, and so
     does a function that the solution redefines. Code that searches its own process for that word can find it.
 
-    `sandbox`: `backend` (default `auto`) and its options; default in a recipe: `reward.sandbox`. The sandbox is opened
-    when the recipe is loaded, so that an unusable one is reported then.
-    `only`: indices of the tests that count, from 0, so that each can be a separate score. `max_tests`: number of tests
-    that count, from the first. `seconds`: wall and CPU time of each test; default: the sandbox's `wall_s` and `cpu_s`,
-    else 5.
-    `total_seconds`: time after which no further test is started; the remaining tests fail. Including the last test, it
-    must end before the function's time-out (120), which would mask the score of a slow program instead of failing it.
-    `all_or_nothing`: 1 if every test passed, else 0.
-
-    Range: [0, 1]. Cost: one run of Python in the sandbox per test; 25 ms with bubblewrap. Source: HumanEval (arXiv
+    Range: 0 to 1. Cost: one run of Python in the sandbox per test; 25 ms with bubblewrap. Source: HumanEval (arXiv
     2107.03374), MBPP (2108.07732), APPS (2105.09938). Raises ValueError if the truth holds no tests, or tests in Python
-    that the sandbox cannot run or that code without effect passes; SandboxError.
+    that the sandbox cannot run or that code without effect passes; SandboxError for a fault of the sandbox. The score
+    is then `failed`.
     """
 
     def __init__(

@@ -25,16 +25,15 @@ SHORTEST_WORD, STEM = 4, 6
 class Coherence:
     """A weighted mean of three parts, each from 0 (bad) to 1; the score's reason lists them.
 
-    `repetition`: the share of the response's n-grams of words that are distinct (`n` 4): 1 without repetition, near 0
+    `repetition`: Weight of the share of the response's n-grams of words that are distinct: 1 without repetition, near 0
     in a loop. It is 1 - seq-rep-n of Welleck et al. (arXiv 1908.04319), and distinct-n of Li et al. (arXiv 1510.03055)
-    on one text. Sound texts repeat a little: published solutions of GSM8K have 0.96 on average.
-
-    `numbers`: the share of calculations that are right within 0.1 % or half a cent, such as `2+2=4`; 1 without any. The
-    check is strict, so that honest work is not penalized: a calculation counts only if both its ends are certain.
-
-    `overlap`: the share of the task's numbers, and of its words of four letters and more, that occur in the response;
-    the mean of both. Meant for plans. A step with one sub-task cannot cover the whole task: give it the weight 0 there.
-    A task without numbers and words leaves the part out.
+    on one text.
+    `numbers`: Weight of the share of calculations that are right within 0.1 % or half a cent, such as `2+2=4`; 1
+    without any. A calculation counts only if both its ends are certain.
+    `overlap`: Weight of the share of the task's numbers, and of its words of four letters and more, that occur in the
+    response; the mean of both. Meant for plans: set it to 0 for a step with one sub-task, which cannot cover the whole
+    task. A task without numbers and words leaves the part out.
+    `n`: Words of an n-gram, from 1 to 20.
 
     Limits: it does not judge truth. A response that copies the task has full overlap, and a short one has no repetition
     and no calculation: use it beside a reward for correctness, and with a small weight. Words are runs of letters, so

@@ -31,12 +31,14 @@ _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 class Format:
     """1 if the response has the form that the recipe requires, else 0, with the mismatch as the reason.
 
-    Give one of
-    `pattern`: a regular expression of Python's `re` (flags inline: `(?s)`). `where` selects the part that must match:
-    `all` of the response (re.fullmatch, the default), its `start`, its `end`, or `anywhere` in it (re.search).
-    `schema`: a JSON Schema, Draft 2020-12. `where` locates the JSON: `all` of the response (the default), its last
-    ```json `fence`, or the `last` {...} in it. JSON is read strictly: no NaN, no Infinity. References lead into the
-    schema itself (`#/$defs/...`); nothing is ever fetched. The keyword `format` is an annotation.
+    Give either `pattern` or `schema`.
+
+    `pattern`: A regular expression of Python's `re` (flags inline: `(?s)`).
+    `schema`: A JSON Schema, Draft 2020-12. References lead into the schema itself (`#/$defs/...`); nothing is ever
+    fetched. The keyword `format` is an annotation. JSON is read strictly: no NaN, no Infinity.
+    `where`: The part of the response that must match. For a pattern `all` (re.fullmatch), its `start`, its `end`, or
+    `anywhere` (re.search). For a schema `all`, the last fenced block of the language json (`fence`), or the `last`
+    `{...}`.
 
     A pattern such as `(a+)+b` takes time exponential in the response, and so may a pattern in a schema. The function
     runs in a worker that is killed at the time-out, and the score is then `timeout`, not 0: choose patterns without

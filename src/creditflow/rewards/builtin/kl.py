@@ -45,17 +45,19 @@ ESTIMATORS: dict[str, Callable[[float], float]] = {
 class KlToReference:
     """Minus an estimate of KL(policy || reference) for every response token: 0 if the policy has not moved.
 
-    `estimator`, with d = log pi - log pi_ref of the sampled token: `kl` (k1) d, unbiased, of either sign; `abs` |d|;
-    `mse` (k2) d^2 / 2; `low_var_kl` (k3, the default) exp(-d) - 1 + d, unbiased and never negative. It has no
-    coefficient: use the entry's weight. `limit`: values are clipped to it, at most 1000; the number
-    `clipped` is their share.
-    `per`: `token`, or `step`: the mean over the sampled tokens, clipped after averaging.
+    The weight of the entry is the coefficient. With d = log pi - log pi_ref of the sampled token:
 
-    Both log-probs are at the temperature of the step's sampling. A step without sampled tokens (a greedy one) gets 0.
+    `estimator`: `kl` (k1): d, unbiased, of either sign; `abs`: |d|; `mse` (k2): d^2 / 2; `low_var_kl` (k3): exp(-d) - 1
+    + d, unbiased and never negative.
+    `per`: One value per token, or the mean over the sampled tokens, clipped after averaging.
+    `limit`: Values are clipped to it; the number `clipped` is the share of clipped ones.
 
-    Range: [-limit, 0], for `kl` [-limit, limit]. Cost: microseconds; the engine spends one forward pass of the
+    Both log-probs are at the temperature of the step's sampling. A step without sampled tokens (a greedy one) gets 0, a
+    step without `ref_logprobs` is `failed`. Only the embedded engine computes them.
+
+    Range: -`limit` to 0; for `kl` -`limit` to `limit`. Cost: microseconds; the engine spends one forward pass of the
     reference per step. Source: Schulman, "Approximating KL divergence" (2020, http://joschu.net/blog/kl-approx.html);
-    as a reward: InstructGPT (arXiv 2203.02155, eq. 2), verl's `kl_penalty`. A step without `ref_logprobs` is `failed`.
+    as a reward: InstructGPT (arXiv 2203.02155, eq. 2), verl's `kl_penalty`.
     """
 
     inline = True

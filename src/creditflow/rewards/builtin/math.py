@@ -45,20 +45,29 @@ def _read_truth(text: str) -> Answer:
 def math_verify(text: str, truth: Any, seconds: float = SECONDS) -> float | Score:
     r"""1 if the answer is mathematically equal to the truth: numbers, fractions, LaTeX, units, sets, intervals, words.
 
-    The answer is found by the order of docs/how_to/rewards.md, which also has the rules for debatable cases; pair by
-    pair they are in tests/samples/math_pairs.jsonl. Sentences are not understood: without a box or `answer is`, the
-    last number or formula counts, also after `not`.
+    The answer is found by the order of docs/how_to/rewards.md. Sentences are not understood: without a box or
+    `answer is`, the last number or formula counts, also after `not`. These conventions decide where readings differ:
 
-    Rational numbers and words are compared here, everything else by the library, for `seconds` of processor time: after
-    that the status is `timeout`. An answer that makes the library raise scores 0. So do answers that are longer than
-    1,000 characters, nested more than 24 deep, or have exponents or factorials of more than four digits: they do not
-    reach the library. The limit is the signal of an interval timer and works in the main thread of a process only. In
-    another thread, a comparison that needs the library raises ValueError, and the score is `failed` rather than
-    computed without a limit.
+    * 50% is 0.5; with the sign on one side only, also 50.
+    * Units count if both sides have one, and are converted: 5 cm is 5 and 0.05 m, not 5 m. Other words (`72 apples`) do
+      not count.
+    * A decimal equals a number without finite decimals from six significant digits on: 0.333333 is 1/3, 0.333 is not.
+    * `1, 2`, `{2, 1}`, `x=1 or x=2` and `\pm` are sets, without order or repetition. `(1,2)` is an interval or a point.
+    * `\log` is decimal and `\ln` natural; `i` is the imaginary unit.
+    * `x = 5` is 5; a false equation between numbers (`71 = 72`) is no answer.
+    * `(A)`, `option A` and `A. 42` are the choice A. Words are compared as a whole, without capitals.
+
+    `seconds`: Limit of processor time for one comparison in the library; then the status is `timeout`.
+
+    Rational numbers and words are compared here, everything else by the library. An answer that makes the library raise
+    scores 0. So do answers that are longer than 1,000 characters, nested more than 24 deep, or have exponents or
+    factorials of more than four digits: they do not reach the library. The limit is the signal of an interval timer and
+    works in the main thread of a process only. In another thread, a comparison that needs the library raises
+    ValueError, and the score is `failed` rather than computed without a limit.
 
     Range: 0 or 1. Cost: 0.1 ms for numbers and words, 1 to 10 ms in the library, `seconds` at worst, and a second for
-    the first formula (it imports sympy). Source: https://github.com/huggingface/Math-Verify, version 0.9. Raises
-    ValueError if the truth cannot be read.
+    the first formula (it imports sympy). Source: https://github.com/huggingface/Math-Verify, version 0.9; the
+    conventions, pair by pair, are in tests/samples/math_pairs.jsonl. Raises ValueError if the truth cannot be read.
     """
     if not seconds > 0:
         raise ValueError(f"expected a time limit of more than 0 seconds, got {seconds}")

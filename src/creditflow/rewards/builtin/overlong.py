@@ -12,7 +12,9 @@ class Overlong:
     """0 for a response of up to `max_length - cache_length` tokens, -1 from `max_length` on, linear in between.
 
     Only tokens that the policy sampled count, not text that a tool or the environment wrote into the response.
-    `max_length` should be the limit at which sampling is cut off (or below it): a higher limit is never reached.
+
+    `max_length`: Tokens, at least 1: the limit at which sampling is cut off, or less. A higher limit is never reached.
+    `cache_length`: Tokens before `max_length` over which the value falls, from 0 to `max_length`.
 
     Range: -1 to 0; credit sees it as 0 to 1. Cost: none. Source: DAPO (arXiv 2503.14476), equation 13, where max_length
     is L_max = 20480 and cache_length L_cache = 4096. Raises ValueError unless 0 <= cache_length <= max_length and

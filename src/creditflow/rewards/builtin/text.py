@@ -22,8 +22,9 @@ def exact_match(text: str, truth: Any, ignore_case: bool = False) -> float:
 
     The answer is in the last `<answer>` tags, if there are any: the last box, else the line `#### answer`, else the
     text after `answer is` or another word with a colon, up to the end of its line, sentence or clause. Surrounding and
-    repeated white space is ignored. `ignore_case` compares casefolded (`Straße`, `STRASSE`). A truth of 72.0, as in a
-    column of pandas with missing values, is also 72.
+    repeated white space is ignored. A truth of 72.0, as in a column of pandas with missing values, is also 72.
+
+    `ignore_case`: Compare casefolded (`Straße`, `STRASSE`).
 
     Range: 0 or 1. Cost: microseconds, linear in the text. Source: exact match as in SQuAD (arXiv 1606.05250), without
     its removal of articles and punctuation. Raises ValueError if the truth is missing.
@@ -58,9 +59,11 @@ def numeric_match(text: str, truth: Any, rel_tol: float = 1e-6) -> float:
 
     The answer is found as in math_verify: the last box, else a line `#### answer`, and so on, else the last number of
     the text. Its number is its value, if it is a number with or without a unit (1/2, 12 m^2, 1.5 million), else the
-    last number in it that is no exponent or subscript. A formula with a power that is not evaluated has none. Whole
-    numbers are compared exactly, others within `rel_tol`. Units are ignored, and formulas not evaluated: for these use
-    math_verify. A per cent sign on one side only is ambiguous: 50% equals both 50 and 0.5.
+    last number in it that is no exponent or subscript. A formula with a power that is not evaluated has none. Units are
+    ignored, and formulas not evaluated: for these use math_verify. A per cent sign on one side only is ambiguous: 50%
+    equals both 50 and 0.5.
+
+    `rel_tol`: Relative tolerance, from 0 to below 1. Whole numbers are compared exactly.
 
     Range: 0 or 1. Cost: 0.1 ms, linear in the text. Source: the usual reading of GSM8K answers (arXiv
     2110.14168), with tolerance. Raises ValueError if the truth is missing or holds no number, or if rel_tol is not in

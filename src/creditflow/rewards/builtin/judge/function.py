@@ -40,32 +40,41 @@ _GROUND_TRUTH = "ground_truth"
 class Judge:
     """The score of a step's response by a judge model, which follows a rubric.
 
-    The judge is one of
-    `endpoint`: the address of an OpenAI-compatible server (`http://host:8000/v1`), with `model`, and `api_key_env`: the
-    name of an environment variable, never the key itself (without it, the key `none` is sent);
-    `policy`: the name of a policy of the run, used with its current weights.
+    Give `endpoint` or `policy`, `rubric` or `template`, and at most one of `scale`, `choices` and `pairwise`.
 
-    The question:
-    `rubric`: text, or a file *.md or *.txt. `template`: the same, with {rubric}, {task}, {prompt}, {response},
-    {reference} in it; default: a section for each. Texts by others are fenced, and each is cut to `max_characters`.
-    `reference`: `ground_truth` or a field of the task's `extra_info` that is shown to the judge.
-    `scale`: [lowest, highest] of a number, which is rescaled to [0, 1]; default [1, 10]. Or `choices`: words with their
-    values in [0, 1]. Or `pairwise: {against: ground_truth}` (or a field of `extra_info`): the response is compared with
-    that text; 1 if it is better, 0.5 for a tie, else 0. The value is the mean over both orders of the two, since judges
-    favour a position (arXiv 2306.05685, section 3.4). The template for pairs has {first} and {second}.
-    `format`: `line` (a last line `Score: N`; `Winner: A`) or `json` ({"score": N, "reason": ...}).
+    `endpoint`: The address of an OpenAI-compatible server (`http://host:8000/v1`).
+    `model`: The model's name on the server.
+    `api_key_env`: The name of an environment variable with the key, never the key itself; without it, the key `none` is
+    sent.
+    `policy`: The name of a policy of the run, used with its current weights.
+    `rubric`: A text, or a file `*.md` or `*.txt`.
+    `template`: The same, with `{rubric}`, `{task}`, `{prompt}`, `{response}`, `{reference}` in it, for pairs with
+    `{first}` and `{second}`; default: a section for each.
+    `reference`: A text that is shown to the judge: `ground_truth` or a field of the task's `extra_info`.
+    `scale`: Lowest and highest number, rescaled to [0, 1]; default: `[1, 10]`.
+    `choices`: Words with their values in [0, 1].
+    `pairwise`: The response is compared with `ground_truth` or a field of `extra_info`: 1 if it is better, 0.5 for a
+    tie, else 0; the mean over both orders of the two, since judges favour a position (arXiv 2306.05685, section 3.4).
+    `format`: The verdict: a last line such as `Score: 7` or `Winner: A`, or an object `{"score": 7, "reason": ...}`.
+    `max_characters`: Limit of each judged text; the middle of a longer one is left out.
+    `max_tokens`: Limit of the reply; one that is cut off is `failed`.
+    `temperature`: Sampling temperature of the judge.
+    `seed`: Seed of the request; null: none is sent.
+    `max_concurrency`: Requests at a time, or batch size of a policy; judges that share a policy use the smallest.
+    `request_timeout`: Seconds for each try. This and the following are for an endpoint.
+    `retries`: Further tries after 429, 5xx, a broken connection or a time-out.
+    `backoff`: Seconds: the n-th wait is drawn from 0 to backoff * 2^(n-1), after the server's Retry-After.
+    `give_up_after`: Seconds after which no try begins. With `request_timeout` it should stay below the entry's
+    `timeout`, so that the reason given is the judge's.
+    `request`: Other fields of the request; null removes one: `{max_tokens: null, max_completion_tokens: 800}`.
+    `prices`: `{prompt: ..., completion: ...}` per million tokens, for the metric `cost`.
 
-    Requests: `max_tokens` of the reply; `temperature`; `seed` (null: no seed is sent); `max_concurrency`: requests at a
-    time, or batch size of a policy (judges that share it use the smallest). For an endpoint:
-    `request_timeout` per try; `retries` with `backoff` seconds and jitter; `give_up_after` seconds (no try begins
-    later; with `request_timeout` it should stay below the entry's `timeout`, so that the reason given is the judge's);
-    `request`: other fields of the request (null removes one: {max_tokens: null, max_completion_tokens: 800}); `prices`:
-    {prompt, completion} per million tokens, for `cost`.
-
-    Range: 0 to 1. Cost: one request per step, two if pairwise; `metrics` reports requests, tokens, cost and latency.
+    Texts by others stand between tags with a mark that none of them holds. A reply without exactly one verdict on the
+    scale is `failed`, and so is a judge that cannot be reached; a judge that does not answer in time is `timeout`.
     Redirects of an endpoint are not followed, and at most 2 MB of an answer are read.
-    A reply without exactly one verdict on the scale is `failed`, and so is a judge that cannot be reached; a judge that
-    does not answer in time is `timeout`. Source: Zheng et al., Judging LLM-as-a-Judge, arXiv 2306.05685.
+
+    Range: 0 to 1. Cost: one request per step, two if pairwise; the metrics `reward/judge/...` have requests, tokens,
+    cost and latency. Source: Zheng et al., Judging LLM-as-a-Judge, arXiv 2306.05685.
     """
 
     text_arguments = ("rubric", "template")
