@@ -111,6 +111,17 @@ _SMOLLM2 = (
     "data.val_max_samples=200",
 )
 
+_SUMS = "reasoning-gym://chain_sum?min_terms=4&max_terms=5&min_digits=2&max_digits=2&match=%5E%5B%5E-%5D*%24"
+_QWEN = (
+    *_SMOLLM2,
+    "actor_rollout_ref.model.path=models/qwen2.5-coder-0.5b",
+    "actor_rollout_ref.model.lora_rank=16",
+    f"data.train_files='{_SUMS}&size=2000'",
+    f"data.val_files='{_SUMS}&size=100'",
+    "data.val_max_samples=100",
+)
+"""Right in about a third of the rollouts before training; with the recipe's own sums two thirds are right."""
+
 
 def _chain(*options: str, rates: str = "") -> Case:
     return Case("arithmetic_chain", (*_CHAIN, *options), rates)
@@ -157,6 +168,8 @@ class Study:
     tuning_seeds: Sequence[int] = (100, 101)
     rates_of: str = ""
     """The study with the tuned rates; default: this one."""
+    rate: str = ""
+    """The rate of all arms, without tuning."""
 
     def cases_of(self, arm: str) -> list[str]:
         """The cases in which an arm is valid."""
@@ -184,5 +197,13 @@ STUDIES: Mapping[str, Study] = {
         {},
         (),
         rates_of="sums",
+    ),
+    "qwen": Study(
+        {"sums of 4 and 5 terms": Case("sums_team", _QWEN)},
+        (GRPO, OWN),
+        {},
+        (),
+        seeds=range(20, 23),
+        rate="1.0e-04",
     ),
 }

@@ -2,8 +2,9 @@
 
 A study (`benchmarks.studies`) has cases (a team and its scores), arms (options of credit) and seeds. `small` trains
 models of 0.3 M parameters, 48 steps of 8 tasks and 8 rollouts, from a warm start of each seed's own; `sums` and `logic`
-train SmolLM2-135M. Every arm has its own learning rate for each group of cases: the best by the mean of the group's
-tuning cases on separate seeds and separate tasks. The grid grows by factors of two until the best rate is inside it.
+train SmolLM2-135M, `qwen` LoRA adapters of Qwen2.5-Coder-0.5B. Every arm has its own learning rate for each group of
+cases: the best by the mean of the group's tuning cases on separate seeds and separate tasks. The grid grows by factors
+of two until the best rate is inside it. In `qwen` all arms have one rate, without tuning.
 
 A block is one seed: all its cases and arms, one run after another in one process, from the same initial weights. Every
 finished run is one line of `docs/results/which_credit/STUDY/seedN.jsonl` and is not run again; an interrupted block
@@ -299,7 +300,9 @@ class Board:
         ]
 
     def best_rate(self, group: str, arm: str) -> str:
-        """The tuned rate of an arm. Raises LookupError without one."""
+        """The rate of an arm. Raises LookupError if it is not tuned yet."""
+        if self.study.rate:
+            return self.study.rate
         if self.study.rates_of:
             of = replace(self, name=self.study.rates_of, study=STUDIES[self.study.rates_of])
             (group,) = of.study.rates
@@ -556,7 +559,7 @@ def main() -> int:
     if changed := _git("status", "--porcelain", "--", *MEASURES):
         raise SystemExit(f"error: commit the measured code before a run, so that its lines name it:\n{changed}")
     until, in_time = time.monotonic() + 60 * given.minutes, True
-    while in_time and not study.rates_of and (runs := board.tuning_runs(arms)):
+    while in_time and (runs := board.tuning_runs(arms)):
         in_time = board.do(runs, until)
     if in_time:
         board.do(board.final_runs(arms, cases, seeds), until, again=given.again)
