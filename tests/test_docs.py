@@ -21,7 +21,6 @@ from benchmarks import which_credit
 from benchmarks.studies import STUDIES
 from creditflow import Step, Task, Trajectory
 from creditflow.config.loading import shipped_recipes
-from creditflow.removed import REMOVED
 from creditflow.runs.step_files import FORMAT
 from tests.paths import DOCS, ROOT
 
@@ -174,12 +173,6 @@ def imports_of(code: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "creditflow":
             yield ast.unparse(node)
-
-
-def test_migration_page_lists_each_removed_name() -> None:
-    page = (DOCS / "migration.md").read_text().split("\n## ")[0]
-    rows = dict(re.findall(r"^\| `([^`]+)` \| (.+) \|$", page, re.MULTILINE))
-    assert rows == REMOVED
 
 
 def test_ledger_page_names_the_format() -> None:

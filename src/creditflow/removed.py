@@ -1,7 +1,4 @@
-"""Keys, values and commands that were removed before the first release, with their replacements.
-
-docs/migration.md has a row for each entry, with the same words.
-"""
+"""Keys, values and commands that were removed before the first release, with their replacements."""
 
 REMOVED: dict[str, str] = {
     "actor_rollout_ref.rollout.branching": "leave it out; `creditflow audit RUN` samples single steps again",
