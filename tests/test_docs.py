@@ -305,5 +305,5 @@ def test_random_numbers_are_mostly_missing() -> None:
             if said.files:
                 other = "".join(rng.choice("0123456789") if c.isdigit() else c for c in said.text)
                 there.append(is_there(other, known(frozenset(said.files))))
-    assert len(there) > 300
+    assert len(there) > 100
     assert sum(there) / len(there) < 0.4

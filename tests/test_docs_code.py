@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from creditflow._utils.progress import Reporter
+from creditflow.config import load_recipe
+from creditflow.engines.base import find_engine
 from tests.forks import fast_python
 from tests.paths import DOCS, ROOT
 
@@ -67,6 +70,18 @@ def test_own_trainer_example_is_complete(place):
     code += f"import sys\nassert {{'omegaconf', 'pyarrow', 'pydantic', 'torch'}} & {{*sys.modules}} <= {allowed}"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.startswith(shown)
+
+
+def test_one_gpu_recipe_trains_an_adapter(tmp_path):
+    for name, _, text in BLOCK.findall((DOCS / "how_to" / "one_gpu.md").read_text()):
+        if name:
+            (tmp_path / name).write_text(text)
+    shutil.copy(ROOT / "tests" / "samples" / "gsm8k_64.jsonl", tmp_path / "train.jsonl")
+    smaller = ["actor_rollout_ref.model.path=tiny", "trainer.total_training_steps=1", "trainer.val_before_train=false"]
+    fewer = ["data.train_batch_size=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2", "data.val_max_samples=2"]
+    options = [*smaller, *fewer, "data.max_response_length=8", f"trainer.default_local_dir={tmp_path / 'run'}"]
+    find_engine("local").train(load_recipe(tmp_path / "recipe.yaml", options), (), Reporter())
+    assert (tmp_path / "run" / "checkpoints" / "global_step_1" / "adapter_config.json").exists()
 
 
 @pytest.mark.slow
