@@ -28,6 +28,7 @@ LONG = (
     DOCS / "how_to" / "own_data.md",
     DOCS / "how_to" / "own_reward.md",
     DOCS / "how_to" / "own_team.md",
+    DOCS / "how_to" / "rewards.md",
 )
 """Pages with more commands that train."""
 

@@ -112,7 +112,7 @@ class ScoringReport:
         return tuple(reason for function in self.functions for reason in function.reasons)
 
     def metrics(self) -> dict[str, float]:
-        """`reward/failed_frac`, `reward/<function>/...`, `timing/...`: docs/how_to/rewards.md lists them."""
+        """`reward/failed_frac`, `reward/<function>/...`, `timing/...`: docs/reference/metrics.md lists them."""
         metrics = {"reward/failed_frac": self.failed_frac, "timing/reward_s": self.seconds}
         for function in self.functions:
             if not math.isnan(function.mean):
