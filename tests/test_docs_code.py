@@ -29,6 +29,7 @@ LONG = (
     DOCS / "how_to" / "own_reward.md",
     DOCS / "how_to" / "own_team.md",
     DOCS / "how_to" / "rewards.md",
+    DOCS / "how_to" / "teams.md",
 )
 """Pages with more commands that train."""
 
