@@ -405,3 +405,17 @@ def test_catalog_accepts_names_of_the_recipe(name, there):
 def test_star_matches_one_name():
     there = ["credit/reach/a", "credit/reach/b", "credit/reach", "credit/outcome_reach/a", "x/credit/reach/a"]
     assert matching("credit/reach/*", there) == ["credit/reach/a", "credit/reach/b"]
+
+
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("actor/entropy", "entropy"),
+        ("a_policy/actor/entropy", "entropy (a_policy)"),
+        ("reward/step_error_rate/writer", "wrong steps of writer"),
+        ("actor/skipped_updates", "actor/skipped_updates"),  # without a title
+    ],
+)
+def test_titles_fill_in_the_names_of_a_metric(name, title):
+    entry = described(name, Names(agents=("writer",), functions=("f",), policies=("a_policy",)))
+    assert entry.title_of(name) == title

@@ -29,6 +29,16 @@ class Metric:
     engine: str
     """The only engine with this metric, `local` or `verl`; empty for both."""
     meaning: str
+    title: str = ""
+    """Its name on a page; empty for `name`."""
+
+    def title_of(self, name: str) -> str:
+        """The title of a full metric name: placeholders filled in, the policy of an update in brackets."""
+        pattern = re.sub(r"<(\w+)>", r"(?P<\1>.+)", re.escape(self.name))
+        if not self.title or (match := re.fullmatch(f"(?:(?P<policy_>.+)/)?{pattern}", name)) is None:
+            return name
+        title = re.sub(r"<(\w+)>", lambda placeholder: match[placeholder[1]], self.title)
+        return title if match["policy_"] is None else f"{title} ({match['policy_']})"
 
 
 _LISTS: Registry[list[Metric]] = Registry("metrics", group="creditflow.metrics", kind=list)
