@@ -206,7 +206,7 @@ def test_early_ends_are_named_with_the_limit() -> None:
     assert cut.sentence == "80 % of the trajectories are cut short by a limit of length or turns."
     assert (str(cut.change), cut.metric) == ("data.max_response_length=48", "rollout/truncated_frac")
     assert ended.sentence == "50 % of the trajectories are ended by an error of an agent."
-    assert ended.evidence == ("rollout/agent_error_frac is 0 % to 100 % in 2 training steps",)
+    assert ended.evidence == ("0 % to 100 % in 2 training steps",)
 
 
 def test_early_ends_name_a_time_limit_that_was_reached() -> None:

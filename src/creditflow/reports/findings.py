@@ -155,10 +155,12 @@ def learning(tables: Tables) -> Iterator[Finding]:
     evidence = f"trend over the run {over[0]:+.1f} points, 95 % interval [{over[1]:+.1f}, {over[2]:+.1f}]"
     method = f"Mann-Kendall test, Theil-Sen slope (Mann 1945; Sen 1968) over {len(points)} values, p {_p(fit.p)}"
     rate = float(tables.setting(_RATE, _DEFAULT_RATE))
-    from_to = f"from {fit.first:.3f} in its first quarter to {fit.last:.3f} in its last"
+    first, last = f"{fit.first:.3f}", f"{fit.last:.3f}"
+    from_to = f"from {first} in its first quarter to {last} in its last"
     if fit.p > ERROR_RATE:
         change = Change(_RATE, _three_fold(rate, 1), "a larger step, if the gradient norm and the entropy are steady")
-        sentence = f"The run does not learn beyond noise: {subject} went {from_to}."
+        went = f"went {from_to}" if first != last else f"stayed at {first}"
+        sentence = f"The run does not learn beyond noise: {subject} {went}."
         yield Finding(sentence, (evidence, method), name, change)
     elif fit.rises:
         sentence = f"The run learns: {subject} rose {from_to}."
@@ -390,7 +392,7 @@ def unreached_agents(tables: Tables) -> Iterator[Finding]:
     useful = tables.setting(to_all.key, "all") != "all" and tables.setting("algorithm.adv_estimator", "grpo") != "gae"
     for agent, shares in reach.items():
         if max(shares) == 0:
-            evidence = (f"credit/reach is 0 in all {len(shares)} training steps",)
+            evidence = (f"a signal reaches it in none of {len(shares)} training steps",)
             change = to_all if useful else None
             yield Finding(f"No signal reaches {agent}: it does not learn.", evidence, f"credit/reach/{agent}", change)
 
@@ -406,7 +408,8 @@ def early_ends(tables: Tables) -> Iterator[Finding]:
     for metric, (how, change) in _EARLY.items():
         shares = [row[metric] for row in tables.metrics if _is_number(row.get(metric))]
         if shares and (mean := fmean(shares)) > _WITHHELD:
-            evidence = (f"{metric} is {_share(min(shares))} to {_share(max(shares))} in {len(shares)} training steps",)
+            between = dict.fromkeys(map(_share, (min(shares), max(shares))))
+            evidence = (f"{' to '.join(between)} in {len(shares)} training steps",)
             yield Finding(f"{_share(mean)} {how}.", evidence, metric, change(tables))
 
 
