@@ -1,7 +1,8 @@
 """Take the screenshots of the docs: `python docs/pictures/shoot.py RUN TRAJECTORY`.
 
-RUN was trained on `arithmetic_chain_sparse algorithm.propagation=threshold`, as by `make demo`; TRAJECTORY is one of
-its last training step with a closed gate.
+RUN was trained by `creditflow train arithmetic_chain algorithm.propagation=own trainer.val_before_train=true
+trainer.test_freq=5 data.val_max_samples=128`; TRAJECTORY is one of its last training step, with raised and with lowered
+steps.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 import httpx
-from playwright.sync_api import FloatRect, Page, sync_playwright
+from playwright.sync_api import FloatRect, sync_playwright
 
 HERE = Path(__file__).parent
 WIDTH = 1180
@@ -31,7 +32,7 @@ class Look:
     scheme: Literal["light", "dark"] = "light"
     width: int = WIDTH
     height: int = 960
-    below: int = 630
+    below: int = 760
     """Height of the picture of a trajectory."""
 
 
@@ -70,29 +71,16 @@ def _shoot(url: str, trajectory: str) -> None:
             page = browser.new_context(viewport=size, color_scheme=look.scheme).new_page()  # type: ignore[arg-type]
             page.set_default_timeout(120_000)
             page.goto(url)
-            page.wait_for_selector("body[data-ready=true]")
-            page.wait_for_timeout(3000)  # charts are drawn with an animation
+            page.wait_for_selector("svg.trajectory")
             page.screenshot(path=HERE / f"report_top{look.suffix}.png")
-            _open(page, trajectory)
-            page.click(f'[data-step="{trajectory}/4"]')
-            page.wait_for_selector('[data-part="why"]')
-            page.evaluate("document.activeElement.blur()")
+            page.goto(f"{url}#trajectory={trajectory}&training_step={trajectory.split('-')[1]}")
+            page.wait_for_selector(f"text=Trajectory {trajectory}")
+            page.evaluate("document.querySelector('#others').style.position = 'static'")
             top = page.evaluate("document.querySelector('#trajectory').getBoundingClientRect().top + window.scrollY")
-            clip: FloatRect = {"x": 0, "y": top, "width": look.width, "height": look.below}
+            clip: FloatRect = {"x": 0, "y": top - 8, "width": look.width, "height": look.below}
             page.screenshot(path=HERE / f"report_trajectory{look.suffix}.png", full_page=True, clip=clip)
             page.close()
         browser.close()
-
-
-def _open(page: Page, trajectory: str) -> None:
-    """Open a trajectory from the list."""
-    page.fill("#filter [name=training_step]", trajectory.split("-")[1])
-    page.click("#filter button")
-    button = page.locator(f'[data-trajectory="{trajectory}"]')
-    while button.count() == 0:
-        page.click("#later")
-        page.wait_for_timeout(500)
-    button.click()
 
 
 if __name__ == "__main__":

@@ -10,23 +10,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from creditflow.credit import assign
-from creditflow.data import RIGHT, Trajectory, TrajectoryBatch
+from creditflow.data import RIGHT, TrajectoryBatch
 from creditflow.errors import DataError
 from creditflow.reports.index import Filter, Index
-from creditflow.reports.overview import POINTS, hardest, names_of, of_agents, overview, thinned
+from creditflow.reports.overview import POINTS, advantages, names_of, of_agents, overview, thinned
 from creditflow.reports.run_report import samples
 from creditflow.runs import Ledger, RunFolder
 from creditflow.runs.sql import connect
 from tests.builders import batch_of, credit_options, make_trajectory, step
 from tests.cli.commands import refused
 from tests.reports.runs import a_batch, a_run, indexed, write_step
-
-
-def written(path: Path, trajectories: list[Trajectory], **options: object) -> Index:
-    folder = RunFolder.create(path, {}, "")
-    batch = batch_of(*trajectories)
-    folder.write_steps(1, batch, assign(batch, credit_options(**options)))  # type: ignore[arg-type]
-    return indexed(Ledger.open(folder.path))
 
 
 def test_agent_rows_are_means_of_ledger_columns(tmp_path: Path) -> None:
@@ -47,7 +40,7 @@ def test_agent_rows_are_means_of_ledger_columns(tmp_path: Path) -> None:
             wrong = every("rewards.sub_reward_S") < RIGHT
             assert row["error_rate"] == pytest.approx(wrong.mean())
             assert row["pass_rate"] == pytest.approx(every("credit.gate_open_S").mean())
-            assert row["wrong_rewarded"] == pytest.approx((every("advantage.advantage_S")[wrong] > 0).mean())
+            assert row["wrong_raised"] == pytest.approx((every("advantage.advantage_S")[wrong] > 0).mean())
     assert sum(row["share"] for row in rows.values()) == pytest.approx(1.0)
 
 
@@ -72,13 +65,27 @@ def test_file_with_a_damaged_footer_is_set_aside(tmp_path: Path) -> None:
         assert {1, 3, 4} <= set(index.taken)
 
 
-def test_tasks_with_equal_beginnings_are_distinct(tmp_path: Path) -> None:
-    made = []
-    for k in range(4):
-        one = make_trajectory(str(k), [step("write", 1.0)], outcome=float(k % 2), task=f"q{k}")
-        one.task = replace(one.task, prompt=({"role": "user", "content": "preamble " * 60 + str(k)},))
-        made.append(one)
-    assert [row["trajectories"] for row in hardest(written(tmp_path / "run", made))] == [1, 1, 1, 1]
+@pytest.mark.parametrize("scale", [0.013, 1.0, 700.0])
+def test_histogram_edges_are_round_and_hold_all_steps(tmp_path: Path, scale: float) -> None:
+    made = [make_trajectory(str(k), [step("write", 1.0)], outcome=k / 15, task="q") for k in range(16)]
+    made += [make_trajectory(f"same {k}", [step("write", 1.0)], outcome=1.0, task="r") for k in range(3)]
+    folder = RunFolder.create(tmp_path / "run", {}, "")
+    batch = batch_of(*made)
+    assigned = assign(batch, credit_options(propagation="identical", group_by="task"))
+    advantage_S = scale * assigned.advantage.advantage_S
+    folder.write_steps(1, batch, replace(assigned, advantage=replace(assigned.advantage, advantage_S=advantage_S)))
+    of = advantages(indexed(Ledger.open(folder.path)))
+    edges, tick = of["edges"], of["tick"]
+    assert len(edges) <= 41
+    assert edges == [-edge for edge in reversed(edges)]
+    width = edges[len(edges) // 2 + 1]
+    assert f"{width:e}".partition("e")[0] in ("1.000000", "2.000000", "5.000000")
+    assert f"{tick:e}".partition("e")[0] in ("1.000000", "2.000000", "5.000000")
+    assert edges[-1] / tick == pytest.approx(round(edges[-1] / tick))
+    assert of["zero"] == 3
+    counts = of["agents"]["write"]
+    assert sum(counts[: len(counts) // 2]) == (advantage_S < 0).sum() == 8
+    assert sum(counts) == 16
 
 
 def test_pages_contain_the_filtered_trajectories(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from creditflow.runs import Ledger, RunFolder
 from tests.builders import examples
 from tests.reports.browser import opened
 from tests.reports.runs import a_batch, a_run, indexed, write_step
-from tests.reports.test_page import reported, served
+from tests.reports.test_page import reported, served, with_filter
 
 
 @pytest.fixture(scope="module")
@@ -128,20 +128,19 @@ def test_address_opens_a_step_and_its_token(ledger: Ledger) -> None:
     with served(ledger.path) as (url, _):
         with opened(f"{url}#step=0-2-1-1%2F3&training_step=2&token=0") as page:
             expect(page.locator("#trajectory h3").first).to_have_text("Trajectory 0-2-1-1")
-            expect(page.locator("#step h3").first).to_have_text(re.compile("^Step 0-2-1-1/3"))
             page.wait_for_selector("text=Why this advantage of token 0")
-            assert page.get_attribute('[data-step="0-2-1-1/3"]', "aria-current") == "true"
-            page.click('[data-step="0-2-1-1/4"]')
+            marked = page.locator("#steps > li[aria-current=true]")
+            expect(marked).to_have_attribute("data-step", "0-2-1-1/3")
+            page.click('[data-node="0-2-1-1/4"]')
             page.wait_for_url(re.compile("step=0-2-1-1%2F4"))
             page.go_back()
-            expect(page.locator("#step h3").first).to_have_text(re.compile("^Step 0-2-1-1/3"))
+            expect(marked).to_have_attribute("data-step", "0-2-1-1/3")
         assert httpx.get(f"{url}api/step", params={"step_id": "0-2-1-1/3", "training_step": 2}).status_code == 200
 
 
 def test_keys_move_between_trajectories_and_steps(ledger: Ledger, tmp_path: Path) -> None:
     with opened(reported(tmp_path / "report.html", ledger.path)) as page:
         ids = [row.get_attribute("data-trajectory") for row in page.locator("#list [data-trajectory]").all()]
-        page.keyboard.press("j")
         expect(page.locator("#trajectory h3").first).to_have_text(f"Trajectory {ids[0]}")
         page.keyboard.press("j")
         expect(page.locator("#trajectory h3").first).to_have_text(f"Trajectory {ids[1]}")
@@ -149,7 +148,7 @@ def test_keys_move_between_trajectories_and_steps(ledger: Ledger, tmp_path: Path
         expect(page.locator("#trajectory h3").first).to_have_text(f"Trajectory {ids[0]}")
         page.keyboard.press("l")
         page.keyboard.press("l")
-        expect(page.locator("#step h3").first).to_have_text(re.compile(f"^Step {ids[0]}/1"))
+        expect(page.locator("#steps > li[aria-current]")).to_have_attribute("data-step", f"{ids[0]}/1")
         page.keyboard.press("/")
         page.keyboard.type("jj")
         assert page.input_value("#filter [name=text]") == "jj"
@@ -169,11 +168,14 @@ def test_search_field_lists_matches(ledger: Ledger, tmp_path: Path) -> None:
     with served(ledger.path) as (live, _):
         for url, total in ((live, 16), (reported(tmp_path / "report.html", ledger.path), 10)):
             with opened(url) as page:
+                with_filter(page)
                 page.fill("#filter [name=text]", '"response 4 of 0-3"')
                 page.keyboard.press("Enter")
                 expect(page.locator("#found")).to_have_text(
                     re.compile(f"^{total} (sample )?trajectories found; .* the end$")
                 )
-                page.locator("#list td.text a").first.click()
-                expect(page.locator("#step h3").first).to_have_text(re.compile("^Step 0-3-.*/4"))
+                page.locator("#list a").first.click()
+                expect(page.locator("#steps > li[aria-current]")).to_have_attribute(
+                    "data-step", re.compile("^0-3-.*/4$")
+                )
                 assert page.is_disabled("#later")

@@ -16,7 +16,7 @@ from creditflow.credit import Assignment, explain
 from creditflow.credit.records import NOTHING, UNKNOWN
 from creditflow.data import TRAJECTORY_STATUSES, TrajectoryBatch
 from creditflow.errors import UnknownIdError
-from creditflow.reports.text import cut
+from creditflow.reports.text import SHOWN, cut
 from creditflow.reports.why import first_error, terms, tree
 from creditflow.rollout.chat import pieces
 from creditflow.runs import Ledger, Recorded
@@ -24,10 +24,14 @@ from creditflow.runs import Ledger, Recorded
 Pieces = Callable[[Sequence[int]], list[str]]
 """Maps token ids to the text of each token; joined, the texts are the response."""
 _TOKENS = 4_000
+_TEXT, _SHORT = 4_000_000, 400
+"""Maximum characters of the texts of one trajectory; each text may have 400."""
 
 
 def trajectory_graph(recorded: Recorded, trajectory_id: str) -> dict[str, Any]:
-    """The graph of a trajectory: nodes are steps, edges lead from parents; `flow` is the credit received along an edge.
+    """The graph of a trajectory: nodes are steps with their texts and scores, edges lead from parents.
+
+    `flow` is the credit received along an edge.
 
     Raises UnknownIdError if the training step has no such trajectory.
     """
@@ -36,6 +40,7 @@ def trajectory_graph(recorded: Recorded, trajectory_id: str) -> dict[str, Any]:
     at = np.flatnonzero(batch.trajectory_of_step == n)
     wrong = first_error(a, batch, at.tolist())
     score = batch.outcome_scores[n]
+    longest = max(_SHORT, min(SHOWN, _TEXT // (2 * max(1, at.size))))
     return {
         "training_step": recorded.step,
         "trajectory_id": trajectory_id,
@@ -44,13 +49,14 @@ def trajectory_graph(recorded: Recorded, trajectory_id: str) -> dict[str, Any]:
         "ground_truth": cut(str(batch.tasks[n].ground_truth)),
         "answer": None if batch.answers[n] is None else cut(str(batch.answers[n])),
         "outcome": None if score is None or score.status != "ok" else score.value,
+        "outcome_range": None if score is None else score.range,
         "outcome_said": "not scored" if score is None else f"{score.status} {score.reason}".strip(),
         "outcomes": {
             agent: own.value if own.status == "ok" else f"{own.status} {own.reason}".strip()
             for agent, own in (batch.outcomes_of_agents[n] if batch.outcomes_of_agents else {}).items()
         },
         "status": TRAJECTORY_STATUSES[batch.status_of_trajectory[n]],
-        "steps": [_node(batch, a, s, first_error=s == wrong) for s in at.tolist()],
+        "steps": [_node(batch, a, s, longest) | {"first_error": s == wrong} for s in at.tolist()],
         "edges": _edges(batch, a, int(at[0]), int(at[-1]) + 1) if at.size else [],
     }
 
@@ -61,14 +67,26 @@ def _place(ids: Sequence[str], id: str, kind: str, training_step: int) -> int:
     return ids.index(id)
 
 
-def _node(batch: TrajectoryBatch, a: Assignment | None, s: int, *, first_error: bool) -> dict[str, Any]:
+def _node(batch: TrajectoryBatch, a: Assignment | None, s: int, longest: int) -> dict[str, Any]:
     node: dict[str, Any] = {
         "id": batch.step_ids[s],
         "index": int(batch.index_of_step[s]),
         "agent": batch.agent_names[batch.agent_of_step[s]],
         "turn": int(batch.turn_of_step[s]),
-        "response": cut(batch.responses[s], 80),
-        "first_error": first_error,
+        "prompt": cut(batch.prompts[s], longest),
+        "response": cut(batch.responses[s], longest),
+        "scores": [
+            {
+                "name": name,
+                "value": None if score.status != "ok" or isinstance(score.value, tuple) else score.value,
+                "range": score.range,
+                "by_token": isinstance(score.value, tuple),
+                "status": score.status,
+                "reason": cut(score.reason, 500),
+                "weight": score.weight,
+            }
+            for name, score in batch.raw_scores[s].items()
+        ],
     }
     if a is not None:
         node |= {
@@ -111,7 +129,7 @@ def _flow(batch: TrajectoryBatch, a: Assignment, child_E: Any) -> Any:
 
 
 def step_detail(recorded: Recorded, step_id: str, token: int | None, spelling: Spelling) -> dict[str, Any]:
-    """A step: texts, tokens with their advantages, scores, and the terms of its advantage.
+    """A step: tokens with their advantages, and the terms of its advantage.
 
     Raises UnknownIdError if the training step has no such step, BatchError if the step has no such token.
     """
@@ -122,23 +140,8 @@ def step_detail(recorded: Recorded, step_id: str, token: int | None, spelling: S
         "id": step_id,
         "training_step": recorded.step,
         "trajectory_id": batch.trajectory_ids[batch.trajectory_of_step[s]],
-        "agent": batch.agent_names[batch.agent_of_step[s]],
-        "turn": int(batch.turn_of_step[s]),
         "policy": batch.policy_names[batch.policy_of_step[s]],
         "policy_version": int(batch.policy_version[s]),
-        "prompt": cut(batch.prompts[s]),
-        "response": cut(batch.responses[s]),
-        "scores": [
-            {
-                "name": name,
-                "value": None if score.status != "ok" or isinstance(score.value, tuple) else score.value,
-                "by_token": isinstance(score.value, tuple),
-                "status": score.status,
-                "reason": cut(score.reason, 500),
-                "weight": score.weight,
-            }
-            for name, score in batch.raw_scores[s].items()
-        ],
         "tokens": _tokens(batch, a, s, texts_of),
         "tokens_in_all": int(batch.token_offsets[s + 1] - batch.token_offsets[s]),
         "spelled": texts_of is not None,

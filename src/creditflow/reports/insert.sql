@@ -42,9 +42,7 @@ SELECT training_step, agent, turn, count(*), count(trained), count(*) FILTER (WH
        count(*) FILTER (WHERE scored AND NOT gate_open), count(*) FILTER (WHERE trained), sum(sub_reward),
        max(threshold), sum(credit) FILTER (WHERE trained), sum(abs(credit)) FILTER (WHERE trained),
        sum(abs(withheld)) FILTER (WHERE NOT isnan(withheld)), sum(advantage) FILTER (WHERE trained),
-       count(*) FILTER (WHERE trained AND wrong), sum(advantage) FILTER (WHERE trained AND wrong),
-       sum(advantage * advantage) FILTER (WHERE trained AND wrong),
-       count(*) FILTER (WHERE trained AND wrong AND advantage > 0), count(*) FILTER (WHERE trained AND NOT wrong),
+       count(*) FILTER (WHERE trained AND wrong), count(*) FILTER (WHERE trained AND wrong AND advantage > 0), count(*) FILTER (WHERE trained AND NOT wrong),
        count(*) FILTER (WHERE trained AND NOT wrong AND advantage < 0)
 FROM taken GROUP BY training_step, agent, turn;
 

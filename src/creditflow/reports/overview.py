@@ -22,14 +22,14 @@ from creditflow.monitoring.catalog import Metric, Names, described
 from creditflow.monitoring.notices import failure_summary, idle_gate_summary, rollout_summary
 from creditflow.reports.index import PER_E, Index
 from creditflow.reports.plugin_tables import plugin_tables
-from creditflow.reports.text import in_yaml
+from creditflow.reports.text import cut, in_yaml
 from creditflow.runs import Ledger
 from creditflow.runs.run_folder import torn_lines
 
 POINTS = 400
 """Maximum points of a curve; longer curves are averaged over neighbours."""
 _BINS = 40
-_HARDEST = 15
+"""Maximum bins of the histogram."""
 
 
 def overview(ledger: Ledger, index: Index) -> dict[str, Any]:
@@ -45,7 +45,6 @@ def overview(ledger: Ledger, index: Index) -> dict[str, Any]:
         "tables": plugin_tables(ledger),
         "heat": heat(index),
         "advantages": advantages(index),
-        "hardest": hardest(index),
     }
 
 
@@ -107,34 +106,65 @@ _EVENTS = 1000
 
 
 def head(ledger: Ledger, index: Index) -> dict[str, Any]:
-    """The run's identity and progress."""
-    run = ledger.run
-    counted = index.ask(
-        "SELECT count(*) AS trajectories, avg(ended_right::INT) AS ended_right, sum(n_steps)::BIGINT AS steps "
-        "FROM trajectories"
-    )[0]
-    return {
-        **{key: run[key] for key in _FACTS if run.get(key) is not None},
-        **counted,
-        "rule": _rule(index),
-        "name": ledger.path.resolve().name,
-        "training_steps": len(ledger.steps),
-        "indexed": len(index.taken),
-        "last": ledger.steps[-1] if ledger.steps else None,
-    }
+    """The run's name, progress, and facts as rows of name, value and the option that sets it.
+
+    `unreadable`: training steps whose trajectories cannot be shown.
+    """
+    query = "SELECT count(*) AS trajectories, coalesce(sum(n_steps), 0)::BIGINT AS steps FROM trajectories"
+    counts = index.ask(query)[0]
+    progress = {"training_steps": len(ledger.steps), "indexed": len(index.taken), "unreadable": sorted(index.reasons)}
+    return {"name": ledger.path.resolve().name, **progress, **counts, "facts": _facts(ledger, index, counts)}
+
+
+def _facts(ledger: Ledger, index: Index, counts: Mapping[str, int]) -> list[tuple[str, str, str]]:
+    run, options = ledger.run, settings(ledger, index)
+    tasks, versions = (dict(run[key]) if isinstance(run.get(key), dict) else {} for key in ("tasks", "versions"))
+    done = {"training steps": len(ledger.steps), **counts}
+    rows: list[tuple[str, list[Any], str]] = [
+        ("rule", [_rule(index)], "algorithm.propagation"),
+        ("advantage", [options.get(_ESTIMATOR), _after("grouped by ", options.get("algorithm.group_by"))], _ESTIMATOR),
+        ("model", [*_models(options), _after("", run.get("parameters"), " parameters")], _MODEL),
+        ("learning rate", [options.get(f"{_OPTIMIZER}.{key}") for key in ("lr", "lr_scheduler_type")], _OPTIMIZER),
+        *(
+            (name, [options.get(key), tasks.get(key)], key)
+            for name, key in (("training data", "data.train_files"), ("validation data", "data.val_files"))
+        ),
+        ("recorded", [f"{name} {n:,}" for name, n in done.items()], ""),
+        ("run", [run.get("recipe"), *(_after(f"{key} ", run.get(key)) for key in ("engine", "device", "seed"))], ""),
+        ("started", [run.get("started")], ""),
+        ("recredited", [run.get("recredited_from"), run.get("changed")], ""),
+        ("versions", [*(f"{name} {of}" for name, of in versions.items()), _after("Python ", run.get("python"))], ""),
+    ]
+    shown = [(name, [in_yaml(part) for part in parts if part is not None], key) for name, parts, key in rows]
+    return [(name, cut(", ".join(parts), 400), key) for name, parts, key in shown if parts]
+
+
+def _after(word: str, value: Any, unit: str = "") -> str | None:
+    return None if value is None else f"{word}{f'{value:,}' if isinstance(value, int) else value}{unit}"
+
+
+def _models(options: Mapping[str, Any]) -> list[Any]:
+    """The models of the policies; the default model where none has its own."""
+    paths = [options[key] for key in options if re.fullmatch(r"policies\..*\.model\.path", key) and options[key]]
+    return list(dict.fromkeys(paths)) or [options.get(_MODEL)]
+
+
+_ESTIMATOR, _MODEL = "algorithm.adv_estimator", "actor_rollout_ref.model.path"
+_OPTIMIZER = "actor_rollout_ref.actor.optim"
 
 
 def _rule(index: Index) -> str | None:
-    return None if (options := _first_options(index)) is None else in_yaml(options.propagation.spec())
+    if (options := _first_options(index)) is None:
+        return None
+    spec = rule_options(options.propagation.spec())
+    others = in_yaml({key: value for key, value in spec.items() if key != "rule"})[1:-1]
+    return f"{spec['rule']} ({others})" if others else str(spec["rule"])
 
 
 def _first_options(index: Index) -> CreditOptions | None:
     """The options of the first readable training step: those of later ones may be the guard's."""
     options = dict(index.options)  # the live view's reader may add to it
     return options[min(options)] if options else None
-
-
-_FACTS = ("recipe", "engine", "seed", "started", "device", "recredited_from", "changed")
 
 
 def settings(ledger: Ledger, index: Index) -> dict[str, Any]:
@@ -155,9 +185,9 @@ _GRANULARITY = "algorithm.decomp_granularity"
 
 
 def comparison(ledgers: Sequence[Ledger], indices: Sequence[Index]) -> dict[str, Any]:
-    """Return `{runs: [{name, rule, curves, agents}], settings: {key: values}}`; settings that differ alone."""
+    """Return `{runs: [{name, curves, agents}], settings: {key: values}}`; settings that differ alone."""
     runs = [
-        {"name": name, "rule": _rule(index), "curves": curves(ledger), "agents": of_agents(index)}
+        {"name": name, "curves": curves(ledger), "agents": of_agents(index)}
         for name, ledger, index in zip(names_of(ledgers), ledgers, indices, strict=True)
     ]
     return {"runs": runs, "settings": different([settings(*run) for run in zip(ledgers, indices, strict=True)])}
@@ -179,7 +209,7 @@ def different(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def curves(ledger: Ledger) -> dict[str, Any]:
-    """`{metric: {unit, meaning, points: [[training step, value], ...]}}`."""
+    """`{metric: {title, unit, meaning, points: [[training step, value], ...]}}`."""
     points: dict[str, list[tuple[float, float]]] = {}
     for row in ledger.metrics():
         for name, value in row.items():
@@ -193,7 +223,12 @@ def curves(ledger: Ledger) -> dict[str, Any]:
     )
     metrics = {name: described(name, names) or Metric(name, "", "", "") for name in points}
     return {
-        name: {"unit": metric.unit, "meaning": metric.meaning, "points": thinned(points[name])}
+        name: {
+            "title": metric.title_of(name),
+            "unit": metric.unit,
+            "meaning": metric.meaning,
+            "points": thinned(points[name]),
+        }
         for name, metric in metrics.items()
     }
 
@@ -234,8 +269,8 @@ _MEASURES = {
     "share": "sum(moved) / (SELECT sum(moved) FROM sums)",
     "withheld": "sum(withheld)",
     "advantage": "sum(advantage) / sum(trained)",
-    "wrong_rewarded": "sum(wrong_rewarded) / sum(wrong_trained)",
-    "right_blamed": "sum(right_blamed) / sum(right_trained)",
+    "wrong_raised": "sum(wrong_raised) / sum(wrong_trained)",
+    "right_lowered": "sum(right_lowered) / sum(right_trained)",
     "failed": "sum(failed) / sum(assigned)",
 }
 """Statistics of a set of steps, by name, as SQL over the table `sums`. A division by 0 is null, as is the pass rate,
@@ -271,10 +306,10 @@ def heat(index: Index) -> list[dict[str, Any]]:
 
 
 def advantages(index: Index) -> dict[str, Any]:
-    """Histogram of advantages by agent: `{edges, agents: {name: counts}}`.
+    """Histogram of advantages by agent: `{edges, tick, agents: {name: counts}, zero}`, with round edges, one of them 0.
 
-    The range is the 99.5 % quantile of |advantage|; values beyond it are counted in the outermost bins. The index
-    stores advantages with a relative error of 1.6 %.
+    The range covers the 99.5 % quantile of |advantage|; values beyond it are counted in the outermost bins. `zero`:
+    steps with an advantage of 0, which are in no bin. The index stores advantages with a relative error of 1.6 %.
     """
     rows = index.ask("SELECT agent, bin, sum(n)::BIGINT AS n FROM advantages GROUP BY ALL ORDER BY agent, bin")
     value_R = np.array([_value_of(row["bin"]) for row in rows])
@@ -285,32 +320,23 @@ def advantages(index: Index) -> dict[str, Any]:
     if order.size:
         reached = np.searchsorted(np.cumsum(n_R[order]), 0.995 * n_R[order].sum())
         far = float(abs(value_R[order[min(int(reached), len(order) - 1)]]))
-    bin_R = np.clip(np.floor((value_R + far) / (2 * far) * _BINS), 0, _BINS - 1).astype(np.int64)
-    counts: dict[str, list[int]] = {}
+    width = _round_up(2 * far / _BINS)
+    labelled = 4 if f"{width:e}".startswith("5") else 5  # bins between two round ticks
+    half = labelled * math.ceil(far / (labelled * width) - 1e-9)
+    bin_R = np.clip(np.floor(value_R / width) + half, 0, 2 * half - 1).astype(np.int64)
+    counts: dict[str, list[int]] = {row["agent"]: [0] * (2 * half) for row in rows}
     for row, bin, n in zip(rows, bin_R.tolist(), n_R.tolist(), strict=True):
-        counts.setdefault(row["agent"], [0] * _BINS)[bin] += n
-    edges = [float(f"{edge:.6g}") for edge in np.linspace(-far, far, _BINS + 1)]
-    return {"edges": edges, "agents": counts}
+        counts[row["agent"]][bin] += n if row["bin"] else 0
+    edges = [float(f"{k * width:.6g}") for k in range(-half, half + 1)]
+    return {"edges": edges, "tick": labelled * width, "agents": counts, "zero": int(n_R[value_R == 0].sum())}
+
+
+def _round_up(size: float) -> float:
+    """The next of 1, 2 and 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(size))
+    return next(float(f"{k * power:.1g}") for k in (1, 2, 5, 10) if k * power >= size * (1 - 1e-9))
 
 
 def _value_of(bin: int) -> float:
     """The advantage in the middle of a bin of the index."""
     return 0.0 if bin == 0 else math.copysign(math.exp((abs(bin) - 1000) / PER_E), bin)
-
-
-def hardest(index: Index) -> list[dict[str, Any]]:
-    """The tasks with the lowest success rates; ties by the number of trajectories."""
-    return index.ask(
-        """
-        WITH hardest AS (
-            SELECT task_key, count(*) AS trajectories, avg(ended_right::INT) AS ended_right,
-                   avg(first_error) AS first_error, max(number) AS newest
-            FROM trajectories WHERE ended_right IS NOT NULL AND task_key IN (SELECT task_key FROM tasks)
-            GROUP BY task_key ORDER BY ended_right, trajectories DESC, task_key LIMIT ?
-        )
-        SELECT prompt, h.trajectories, h.ended_right, h.first_error, trajectory_id, training_step
-        FROM hardest h JOIN tasks USING (task_key) JOIN trajectories t ON t.number = h.newest
-        ORDER BY h.ended_right, h.trajectories DESC, prompt
-        """,
-        [_HARDEST],
-    )

@@ -65,7 +65,7 @@ def write_run_report(path: Path) -> tuple[Path, str]:
 
 def _summary(shown: dict[str, Any], findings: Sequence[Finding]) -> str:
     """The findings and notices of a run, and a table of its agents."""
-    columns = ("steps", "error_rate", "pass_rate", "credit", "share", "wrong_rewarded", "right_blamed")
+    columns = ("steps", "error_rate", "pass_rate", "credit", "share", "wrong_raised", "right_lowered")
     sentences = (*(finding.sentence for finding in findings), *shown["notices"], *shown["left_out"])
     lines = [f"* {plain(sentence, 400)}" for sentence in sentences]
     lines += ["", f"| agent | {' | '.join(columns)} |", f"|{' --- |' * (len(columns) + 1)}"]
@@ -107,7 +107,7 @@ def samples(ledger: Ledger, index: Index, count: int, first: Sequence[tuple[str,
                 f"{recorded.step} {step['id']}": step_detail(recorded, step["id"], None, spelling)
                 for step in graph["steps"]
             }
-            size = sum(len(str(part)) for part in details.values())
+            size = len(str(graph)) + len(str(details))
             is_full = bool(trajectories) and (written + size > _TEXT or len(steps) + len(details) > _STEPS)
             if is_full:
                 n_left = len(rows) - done

@@ -10,8 +10,8 @@ CREATE TABLE steps (number BIGINT, agent VARCHAR, sub_reward DOUBLE, gate_open B
 CREATE TABLE sums (
     training_step INTEGER, agent VARCHAR, turn INTEGER, n BIGINT, assigned BIGINT, scored BIGINT, failed BIGINT,
     wrong BIGINT, opened BIGINT, shut BIGINT, trained BIGINT, sub_reward DOUBLE, threshold DOUBLE, credit DOUBLE,
-    moved DOUBLE, withheld DOUBLE, advantage DOUBLE, wrong_trained BIGINT, wrong_advantage DOUBLE, wrong_square DOUBLE,
-    wrong_rewarded BIGINT, right_trained BIGINT, right_blamed BIGINT
+    moved DOUBLE, withheld DOUBLE, advantage DOUBLE, wrong_trained BIGINT, wrong_raised BIGINT, right_trained BIGINT,
+    right_lowered BIGINT
 );
 -- Trajectories by what an agent did in them. `first_to_err`: the first error is of this agent.
 CREATE TABLE parts (

@@ -79,8 +79,8 @@ def worth_a_look(a: Assignment) -> list[tuple[int, str]]:
     withheld_S = none_S if a.credit.withheld_S is None else np.abs(np.nan_to_num(a.credit.withheld_S))
     frozen_S = none_S > 0 if a.credit.frozen_S is None else a.credit.frozen_S
     candidates = (
-        (wrong_S & (a.advantage.advantage_S > 0), a.advantage.advantage_S, "wrong by its score, but praised most"),
-        (right_S & (a.advantage.advantage_S < 0), -a.advantage.advantage_S, "right by its score, but blamed most"),
+        (wrong_S & (a.advantage.advantage_S > 0), a.advantage.advantage_S, "wrong by its score, but raised most"),
+        (right_S & (a.advantage.advantage_S < 0), -a.advantage.advantage_S, "right by its score, but lowered most"),
         (a.groups.trained_S & (a.advantage.advantage_S > 0), a.advantage.advantage_S, "the highest advantage"),
         (a.groups.trained_S & (a.advantage.advantage_S < 0), -a.advantage.advantage_S, "the lowest advantage"),
         (withheld_S > 0, withheld_S, "its gate withheld the most credit"),
