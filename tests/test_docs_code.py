@@ -21,6 +21,7 @@ PAGES = (
     DOCS / "concepts" / "pictures.md",
     DOCS / "how_to" / "own_reward.md",
     DOCS / "how_to" / "add_a_rule.md",
+    DOCS / "how_to" / "traces.md",
 )
 LONG = (
     DOCS / "how_to" / "frameworks.md",
