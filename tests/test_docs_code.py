@@ -31,6 +31,7 @@ LONG = (
     DOCS / "how_to" / "own_team.md",
     DOCS / "how_to" / "rewards.md",
     DOCS / "how_to" / "teams.md",
+    DOCS / "how_to" / "rollout.md",
 )
 """Pages with more commands that train."""
 
