@@ -31,7 +31,9 @@ LONG = (
     DOCS / "how_to" / "own_team.md",
     DOCS / "how_to" / "rewards.md",
     DOCS / "how_to" / "teams.md",
+    DOCS / "how_to" / "environments.md",
     DOCS / "how_to" / "rollout.md",
+    DOCS / "how_to" / "serving.md",
 )
 """Pages with more commands that train."""
 
