@@ -148,7 +148,7 @@ def _api(path: str) -> Iterator[str]:
     if is_dataclass(item):
         kinds = {key: kind for base in bases for key, kind in inspect.get_annotations(base).items() if key[0] != "_"}
         texts = descriptions(item)
-        kinds = {key: re.sub(r"Annotated\[(.+), Per\(.+", r"\1", kind) for key, kind in kinds.items()}
+        kinds = {key: re.sub(r"Annotated\[(.+), (?:Per|Field)\(.+", r"\1", kind) for key, kind in kinds.items()}
         rows = [(_code(key), _code(kind), _initial(item, key), texts.get(key, "")) for key, kind in kinds.items()]
         yield from _table(("field", "type", "default", "meaning"), rows)
     for base in bases:
@@ -169,7 +169,7 @@ def _bare(annotation: Any) -> Any:
 def _documented(level: str, name: str, item: Any) -> Iterator[str]:
     yield from ("", f"{level} `{name}`", "")
     made = vars(item).get("__init__") if inspect.isclass(item) else item
-    if callable(made) and not is_dataclass(item):
+    if callable(made) and not (is_dataclass(item) or getattr(item, "_is_protocol", False)):
         signature = inspect.signature(made)
         shown = [p.replace(annotation=_bare(p.annotation)) for p in signature.parameters.values()]
         shown = [p for p in shown if p.name not in ("self", "cls")]

@@ -21,6 +21,7 @@ class Limits:
     """Resource limits of one run. A program that exceeds one is stopped; `Result.limit` names it if it is known."""
 
     wall_s: Seconds = 10.0
+    """Seconds from start to end."""
     cpu_s: Seconds = 10.0
     """CPU seconds of each process; all together are bounded by `wall_s` times the cores."""
     memory_mb: Annotated[int, Field(gt=0, le=2**24)] = 512
