@@ -21,7 +21,7 @@ from creditflow.engines.base import find_engine
 from creditflow.engines.common.components import load_functions
 from tests.builders import make_trajectory, mostly_slow, step
 from tests.cli.commands import creditflow, refused
-from tests.paths import DOCS
+from tests.paths import DOCS, SAMPLES
 from tests.plugins.trl.test_trl import run
 from tests.test_docs_code import BLOCK
 
@@ -136,11 +136,12 @@ def test_converted_verl_command_has_equal_options(tmp_path) -> None:
     from creditflow.engines.verl import configuration, overridden
 
     overridden.expect_verl()
-    command = (write_page("verl", tmp_path) / "big.sh").read_text()
+    command = (SAMPLES / "verl_command.sh").read_text()
     text = recipe_text([command])
-    assert (tmp_path / "big.yaml").read_text() == text
+    assert (SAMPLES / "verl_command.yaml").read_text() == text
     words = shlex.split(command.replace("\\\n", " "))[3:]
     assert recipe_text(words) == text  # as a shell passes them
+    (tmp_path / "big.yaml").write_text(text)
     recipe = load_recipe(tmp_path / "big.yaml")
     theirs, ours = verls_options(*words), configuration.compose(recipe, (), tmp_path / "run")
     keys = {word.split("=")[0] for word in words}

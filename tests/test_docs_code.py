@@ -12,7 +12,7 @@ from creditflow._utils.progress import Reporter
 from creditflow.config import load_recipe
 from creditflow.engines.base import find_engine
 from tests.forks import fast_python
-from tests.paths import DOCS, ROOT
+from tests.paths import DOCS, GSM8K, ROOT
 
 BLOCK = re.compile(r"(?:^`([\w.]+)`:\n\n)?^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PAGES = (
@@ -82,7 +82,7 @@ def test_one_gpu_recipe_trains_an_adapter(tmp_path):
     for name, _, text in BLOCK.findall((DOCS / "how_to" / "one_gpu.md").read_text()):
         if name:
             (tmp_path / name).write_text(text)
-    shutil.copy(ROOT / "tests" / "samples" / "gsm8k_64.jsonl", tmp_path / "train.jsonl")
+    shutil.copy(GSM8K, tmp_path / "train.jsonl")
     smaller = ["actor_rollout_ref.model.path=tiny", "trainer.total_training_steps=1", "trainer.val_before_train=false"]
     fewer = ["data.train_batch_size=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2", "data.val_max_samples=2"]
     options = [*smaller, *fewer, "data.max_response_length=8", f"trainer.default_local_dir={tmp_path / 'run'}"]
