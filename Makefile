@@ -8,7 +8,7 @@
 #                   test-newest with the newest, test-pinned with those of constraints.txt; PYTHON=python3.12 for another Python
 # make test-python  test-pinned with Debian's Python in a bare root: SUITE=trixie (3.13) or forky (3.14); GOAL=demo for make demo
 # make lint         ruff, mypy and import-linter
-# make reference    write the generated parts of docs/reference, from docstrings and signatures
+# make reference    write the generated parts of docs/reference, and docs/schema.json, from docstrings and signatures
 # make docs         install what the site needs, then build it into site/; strict about links and pages
 # make sandbox      install bubblewrap, where that can be done from here
 # make browser      install chromium, likewise, for the tests of report and view
@@ -233,6 +233,7 @@ lint: $(STAMPS)/test
 
 reference: $(STAMPS)/test
 	$(BIN)/python docs/generate.py
+	$(BIN)/creditflow schema > docs/schema.json
 
 docs: $(STAMPS)/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

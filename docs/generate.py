@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 
 from creditflow._utils.sections import _words, descriptions, options_model, schema_of
 from creditflow.config import Config
-from creditflow.credit.records import PROPAGATION_RULES
+from creditflow.credit.records import LARGEST, PROPAGATION_RULES
 from creditflow.monitoring.catalog import all_metrics
 from creditflow.rewards.registry import REWARD_FUNCTIONS, declared
 
@@ -48,26 +48,31 @@ def filled(page: str) -> str:
 
 
 def _configuration() -> Iterator[str]:
-    yield from _section("", schema_of(Config), schema_of(Config))
+    yield from _section("", schema_of(Config), schema_of(Config), {})
 
 
-def _section(prefix: str, section: Mapping[str, Any], root: Mapping[str, Any], about: str = "") -> Iterator[str]:
-    """The heading, docstring and keys of a section, then the sections in it."""
+def _section(
+    prefix: str, section: Mapping[str, Any], root: Mapping[str, Any], defaults: Mapping[str, Any], about: str = ""
+) -> Iterator[str]:
+    """The heading, docstring and keys of a section, then the sections in it.
+
+    `defaults`: values in place of those of the section's class.
+    """
     rows, inner = [], []
     for name, value in section["properties"].items():
         part, suffix = _inner(value, root)
+        default, meaning = defaults.get(name, value.get("default")), value.get("description", "")
         if part is not None:
-            inner.append((f"{prefix}{name}{suffix}.", part, root, value.get("description", "")))
+            inner.append((f"{prefix}{name}{suffix}.", part, root, {} if suffix else default or {}, meaning))
         else:
-            meaning = value.get("description", "")
-            rows.append((f"`{name}`", _value(value, root), _default(value.get("default")), meaning))
+            rows.append((f"`{name}`", _value(value, root), _default(default), meaning))
     if prefix:
         yield from ("", f"## `{prefix[:-1]}`", "", _text(f"{section.get('description', '')}\n\n{about}".strip()), "")
     yield from _table(("key", "value", "default", "meaning"), rows)
     if prefix == "algorithm.":
         for name, rule in filter(_is_own, PROPAGATION_RULES.items()):
             options = schema_of(options_model(rule))
-            yield from _section(f"algorithm.propagation: {{rule: {name}}}.", options, options)
+            yield from _section(f"algorithm.propagation: {{rule: {name}}}.", options, options, {})
     for each in inner:
         yield from _section(*each)
 
@@ -87,12 +92,14 @@ def _is_own(entry: tuple[str, Any]) -> bool:
 
 
 def _value(schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
-    return _words(schema, root, "a whole number" if "integer" in json.dumps(schema) else "a number")
+    words = _words(schema, root, "a whole number" if "integer" in json.dumps(schema) else "a number")
+    return words.removesuffix(f" and of at most {LARGEST:g}")
 
 
 def _default(value: Any) -> str:
     is_plain = isinstance(value, str) and value == value.strip()
-    return "" if value is None else f"`{value if is_plain else json.dumps(value)}`"
+    is_long = isinstance(value, dict) and value
+    return "" if value is None or is_long else f"`{value if is_plain else json.dumps(value)}`"
 
 
 # Rewards

@@ -20,6 +20,7 @@ import creditflow
 from benchmarks import which_credit
 from benchmarks.studies import STUDIES
 from creditflow import Step, Task, Trajectory
+from creditflow.config import Config
 from creditflow.config.loading import shipped_recipes
 from creditflow.runs.step_files import FORMAT
 from tests.paths import DOCS, ROOT
@@ -282,6 +283,9 @@ def test_configuration_page_has_every_kind_of_key() -> None:
         table = page.split(f"\n## `{section}`\n")[1].split("\n## ")[0]
         assert re.search(rf"^\| `{name}` \| .+ \| .* \| .+ \|$", table, re.MULTILINE), (section, name)
     assert "| `theta` | a number or a mapping of options | `0.5` |" in page
+    rates = re.findall(r"^\| `lr` \| a number above 0 \| `(.+?)` \|", page, re.MULTILINE)
+    config = Config()
+    assert list(map(float, rates)) == [config.actor_rollout_ref.actor.optim.lr, config.critic.optim.lr]
 
 
 def test_rewards_page_describes_each_function_and_option() -> None:

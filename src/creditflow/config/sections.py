@@ -260,7 +260,7 @@ class RewardConfig(Section):
     functions: list[Annotated[RewardFunctionConfig, FromMapping()]] = Field(default_factory=list)
     """The reward functions. Default for the address of a plug-in's workflow: its own, such as a rubric."""
     max_failed_frac: Share = 0.2
-    """Stop if a larger share of all scores, or of the outcomes alone, fails."""
+    """Stop if a larger share of the scores of one function fails."""
     backend: Literal["process", "ray", "inline"] = "process"
     """Execution of functions: `process`, worker processes of this machine; `ray`, Ray actors (`ray_kwargs.ray_init`);
     `inline`, this process, without time-outs, for a debugger."""

@@ -14,7 +14,10 @@ from creditflow.credit.rules.base import OutcomeRule
 @propagation_rule("discounted")
 @dataclass(frozen=True)
 class Discounted(OutcomeRule):
-    """The formula with every gate open."""
+    """`c_t = h_t + w_o * R`: own rewards flow to the parents of their steps, discounted.
+
+    `h_t = e_t + gamma * sum over children k of h_k / #parents(k)`, with the own reward `e_t = w_r * (r_t - b)`.
+    """
 
     flow: ClassVar[str] = FORMULA
     comparison_rank: ClassVar[int] = 3

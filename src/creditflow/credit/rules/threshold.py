@@ -20,7 +20,11 @@ from creditflow.errors import ConfigError
 @propagation_rule("threshold")
 @dataclass(frozen=True)
 class ThresholdRule(OutcomeRule):
-    """The formula with gates: a step passes credit to its parents if its sub-reward is above the threshold."""
+    """`c_t = h_t + w_o * R`: as `discounted`, through gates. See docs/concepts/credit.md.
+
+    `h_t = e_t + gamma * sum over children k of gate_k * h_k / #parents(k)`. `gate_k` is 1 for a sub-reward above the
+    threshold and for a step without one, else 0.
+    """
 
     flow: ClassVar[str] = FORMULA
     gated: ClassVar[bool] = True
