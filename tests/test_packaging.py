@@ -90,7 +90,7 @@ def test_credit_needs_numpy_and_numba_alone(core, tmp_path):
 def test_commands_without_packages_name_the_line_to_install(core, wheel, tmp_path):
     assert run(core / "creditflow", "--version", folder=tmp_path).stdout.startswith("creditflow 0.1.0\nPython 3.")
     listed = run(core / "creditflow", "--help", folder=tmp_path).stdout
-    assert "  why       Explain the advantage of a step, term by term.\n" in listed
+    assert "  why        Explain the advantage of a step, term by term.\n" in listed
     for words, extra in [
         ("why run", "report"),
         ("train x.yaml", "train"),

@@ -1,5 +1,7 @@
 """How the command line finds its commands, and those of other distributions."""
 
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from creditflow import cli
-from creditflow.cli import ENTRY_POINTS, app
+from creditflow.cli import ENTRY_POINTS, app, commands
 from creditflow.registry import installed
 from tests.distributions import creditflow, install
 
@@ -31,10 +33,22 @@ def run_python(code: str):
 
 def test_help_lists_every_command_with_its_summary():
     text = CliRunner().invoke(app, ["--help"]).stdout
-    lines = text.partition("Commands:\n")[2].splitlines()
-    listed = [line.split()[0] for line in lines if line.startswith("  ") and not line.startswith("   ")]
-    assert listed == sorted({words[0] for words in COMMANDS})
-    assert all(len(line.split(maxsplit=1)) == 2 for line in lines if line.strip())
+    lines = text[text.index("Begin:\n") :].splitlines()
+    rows = [line for line in lines if line.startswith("  ") and not line.startswith("   ")]
+    listed = [row.split()[0] for row in rows]
+    assert listed[:2] == ["init", "recipes"]
+    assert sorted(listed) == sorted({words[0] for words in COMMANDS})
+    assert all(len(row.split(maxsplit=1)) == 2 for row in rows)
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize("name", commands())
+def test_example_of_a_command_names_its_options(name):
+    example = commands()[name].summary()[1]
+    words = shlex.split(example.partition(" > ")[0])[1:]
+    path = next(words[:n] for n in (1, 2) if words[:n] in COMMANDS)
+    text = CliRunner().invoke(app, [*path, "--help"], prog_name="creditflow").stdout
+    assert all(word in text for word in words if word.startswith("-"))
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
@@ -43,6 +57,7 @@ def test_help_of_a_command_describes_every_option(words):
     assert result.exit_code == 0, result.output
     rows = result.stdout.partition("Options:\n")[2].splitlines()
     assert all(len(row.split("  ")) > 2 for row in rows if row.startswith("  -"))
+    assert not re.search(r"<\w|[{}]", result.stdout)  # no types of Python
 
 
 def test_help_loads_no_heavy_module():
@@ -82,6 +97,21 @@ def test_version_names_python_torch_and_verl():
     ],
 )
 def test_unknown_command_is_refused_with_the_nearest(words, message):
+    result = CliRunner().invoke(app, words, prog_name="creditflow")
+    assert (result.exit_code, result.stdout, result.stderr) == (2, "", f"error: {message}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["view", "run", "--port", "65536"], "--port: expected a whole number from 0 to 65535, got 65536"),
+        (["view", "run", "--port", "http"], "--port: expected a whole number from 0 to 65535, got http"),
+        (["serve", "x", "--idle", "nan"], "--idle: expected a number from 1 on, got nan"),
+        (["view", "run", "--prot", "1"], "unknown option --prot (did you mean '--port'?)"),
+        (["train"], "RECIPE: is missing; see `creditflow train --help`"),
+    ],
+)
+def test_wrong_options_are_refused_in_one_line(words, message):
     result = CliRunner().invoke(app, words, prog_name="creditflow")
     assert (result.exit_code, result.stdout, result.stderr) == (2, "", f"error: {message}\n")
 

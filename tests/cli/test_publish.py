@@ -27,7 +27,7 @@ def run(tmp_path_factory) -> Path:
 
 
 def publish(run: Path, output: Path, *options: str):
-    return creditflow("publish", run, "--output", output, *options)
+    return creditflow("publish", run, "--out", output, *options)
 
 
 def answer(folder: Path, base: Path | None = None) -> list[int]:
@@ -134,11 +134,11 @@ def test_licence_and_name_must_have_the_form_of_the_hub(run, tmp_path) -> None:
         (("--license", "Mine: all"), "--license: expected an identifier"),
         (("--license", "a\nb: c"), "--license: expected an identifier"),
     ):
-        assert message in refused("publish", run, "--output", tmp_path / "out", *options)
+        assert message in refused("publish", run, "--out", tmp_path / "out", *options)
 
 
 def test_publish_refuses_a_taken_folder_and_missing_weights(run, tmp_path) -> None:
-    assert "exists already" in refused("publish", run, "--output", tmp_path)
+    assert "exists already" in refused("publish", run, "--out", tmp_path)
     bare = tmp_path / "bare"
     shutil.copytree(run, bare, ignore=shutil.ignore_patterns("checkpoints"))
-    assert "expected a checkpoint, found none" in refused("publish", bare, "--output", tmp_path / "out")
+    assert "expected a checkpoint, found none" in refused("publish", bare, "--out", tmp_path / "out")

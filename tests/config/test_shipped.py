@@ -7,6 +7,7 @@ import pytest
 from creditflow.config import load_recipe
 from creditflow.config.loading import find_recipe, shipped_recipes
 from creditflow.errors import ConfigError
+from tests.cli.commands import creditflow
 from tests.paths import RECIPES
 
 
@@ -45,3 +46,12 @@ def test_unknown_recipe_names_the_nearest(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"^logic_single: no such recipe; removed in 0\.1: use `sums_single`"):
         load_recipe("logic_single")
     assert {"arithmetic_chain", "dapo", "tool_chain"} <= set(shipped_recipes())
+
+
+def test_recipes_lists_each_with_its_team():
+    _, *lines = creditflow("recipes").stdout.partition("\n\n")[0].splitlines()
+    rows = dict(zip(lines[::2], lines[1::2], strict=True))
+    assert sorted(head.split()[0] for head in rows) == shipped_recipes()
+    for head, text in rows.items():
+        team = load_recipe(head.split()[0]).config.team
+        assert text.strip().partition(": ")[0].split(", ") == list(team.agents)

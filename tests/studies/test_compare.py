@@ -541,7 +541,7 @@ def test_failed_run_gives_exit_code_1(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("--seeds=0", "--seeds: expected 1 or more"),
+        ("--seeds=0", "--seeds: expected a whole number from 1 on, got 0"),
         ("algorithm={propagation: own}", "algorithm.propagation: is varied by --vary"),
         ("compare.values.own.recipe.tasks=4", "own and identical are evaluated on different tasks"),
         ("compare.arms.more.data={seed: 4}", "data.seed: is set by compare itself, the same for every arm; more"),

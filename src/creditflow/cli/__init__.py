@@ -5,6 +5,7 @@ parameters are its options, and the docstring is its help. A folder is a group o
 `creditflow sandbox check`. Names that begin with an underscore are skipped. Plug-ins and other distributions add
 commands by entry points of group `creditflow.commands`; each names a function. A module is imported when its command or
 its help is called. Its constant `EXTRA` names the extra with the packages that the command needs, `train` by default.
+If the docstring ends with `Example: ` and a command line, the list of commands shows it. `SECTIONS` orders that list.
 
 Exit codes: 0 success; 1 failure; 2 wrong input; 130 interrupted.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 import ast
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.abc import MetaPathFinder
@@ -38,6 +39,16 @@ __getattr__ = attach(__name__, {"creditflow.cli._app": ("app",)})
 ENTRY_POINTS = "creditflow.commands"
 """The entry point group of commands from other distributions."""
 SUMMARY = "Train teams of LLM agents, and decide for every step of every agent how much of the reward it earned."
+EXAMPLE = "Example: "
+"""The beginning of the last line of a command's docstring, if it is an example."""
+SECTIONS = {
+    "Begin": ("init", "recipes", "check"),
+    "Train": ("train", "eval", "compare"),
+    "Understand": ("why", "report", "view", "audit", "recredit"),
+    "Use the model": ("serve", "publish"),
+    "Prepare": ("model", "data", "convert", "from-verl", "schema", "sandbox"),
+}
+"""The commands of this distribution in the order of work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +67,14 @@ class CommandEntry:
         dist = self.point and self.point.dist
         return f"{dist.name} {dist.version}" if dist else self.module
 
-    def summary(self) -> str:
-        """Its line in the list of commands: the first of its docstring."""
+    def summary(self) -> tuple[str, str]:
+        """The first line of its docstring, and the example that is its last line, if it has one."""
         body = self._tree().body
         functions = [node for node in body if isinstance(node, ast.FunctionDef) and node.name == self.function]
         nodes = functions if self.function else [self._tree()]
-        lines = [(ast.get_docstring(node) or "").partition("\n")[0] for node in nodes]
-        return next(filter(None, lines), f"(from {self.origin})")
+        lines = [line for node in nodes for line in (ast.get_docstring(node) or "").splitlines()]
+        first, last = (lines[0], lines[-1]) if lines else (f"(from {self.origin})", "")
+        return first, last.removeprefix(EXAMPLE) if last.startswith(EXAMPLE) else ""
 
     def extra(self) -> str:
         """The extra with the packages that the command needs."""
@@ -98,6 +110,17 @@ def commands_in(folder: Path, package: str) -> dict[str, CommandEntry]:
         for path in paths
         if path.suffix == ".py" or (path / "__init__.py").is_file()
     }
+
+
+def listed(entries: Mapping[str, CommandEntry]) -> Iterator[str]:
+    """The lines of the list of commands: a summary of each, and below it its example."""
+    others = sorted(set(entries).difference(*SECTIONS.values()))
+    for title, names in {**SECTIONS, "Commands of other packages": others}.items():
+        yield from ("", f"{title}:") if names else ()
+        for name in filter(entries.__contains__, names):
+            summary, example = entries[name].summary()
+            yield f"  {name:11}{summary}"
+            yield from (f"{'':13}{example}",) if example else ()
 
 
 def find_command(entries: Mapping[str, CommandEntry], name: str, path: str = "creditflow") -> CommandEntry:
@@ -151,10 +174,9 @@ def main() -> None:
 
 def _plain_help() -> str:
     """The list of commands, made without typer, with the lines that install their packages."""
-    rows = [f"  {name:10}{entry.summary()}" for name, entry in sorted(commands().items())]
-    head = ["Usage: creditflow [OPTIONS] COMMAND [ARGS]...", "", f"  {SUMMARY}", "", "Commands:"]
+    head = ["Usage: creditflow [OPTIONS] COMMAND [ARGS]...", "", f"  {SUMMARY}"]
     needed = [f"Reading runs needs {install_command('report')}", f"Training needs {install_command('train')}"]
-    return "\n".join([*head, *rows, "", *needed])
+    return "\n".join([*head, *listed(commands()), "", *needed])
 
 
 def _missing(error: ModuleNotFoundError, words: list[str]) -> str:

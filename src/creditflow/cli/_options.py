@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,12 +15,27 @@ from creditflow.errors import ConfigError
 if TYPE_CHECKING:
     from creditflow.config import Config
 
-Recipe = Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe, a YAML file.")]
+
+def number_option(option: str, help: str, low: float, high: float = math.inf, *, of: type = int) -> Any:
+    """An option with a number of type `of` from `low` to `high`; the refusal of another value names the option."""
+    bounds = f"from {low:g}" + (f" to {high:g}" if high < math.inf else " on")
+
+    def parse(text: Any) -> Any:
+        with suppress(ValueError):
+            if low <= (value := of(text)) <= high:
+                return value
+        raise ConfigError(f"{option}: expected a {'whole ' * (of is int)}number {bounds}, got {text}")
+
+    return typer.Option(option, parser=parse, metavar="N", help=f"{help.rstrip('.')} ({bounds}).")
+
+
+Recipe = Annotated[Path, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a shipped recipe.")]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Recipe options to set, such as data.seed=1.")
 ]
-Host = Annotated[str, typer.Option(help="The address to listen on.")]
+Host = Annotated[str, typer.Option(metavar="HOST", help="The address to listen on.")]
+Port = Annotated[int, number_option("--port", "The port; 0 takes a free one.", 0, 65535)]
 AllowRemote = Annotated[bool, typer.Option("--allow-remote", help="Allow a --host that other machines can reach.")]
 EngineName = Annotated[
     str, typer.Option("--engine", metavar="NAME", help="local: in this process. verl: on a Ray cluster. Or another.")

@@ -15,7 +15,7 @@ import typer
 
 from creditflow._utils.files import make_folder, write_json
 from creditflow._utils.progress import Reporter
-from creditflow.cli._options import JsonFile, Run, expect_json_folder
+from creditflow.cli._options import JsonFile, Run, expect_json_folder, number_option
 from creditflow.credit import Assignment
 from creditflow.engines.local.values import Share
 from creditflow.errors import ConfigError, InputError
@@ -36,11 +36,11 @@ IN_FORCE = "in force"
 def audit(
     run: Run,
     *,
-    decisions: Annotated[int, typer.Option(min=1, help="Maximum number of decisions, drawn at random.")] = 200,
+    decisions: Annotated[int, number_option("--decisions", "Maximum number of decisions, drawn at random.", 1)] = 200,
     continuations: Annotated[
-        int, typer.Option(min=2, help="Continuations with a decision, and with it sampled anew; a ceiling needs 4.")
+        int, number_option("--continuations", "Continuations with a decision, and with it anew; a ceiling needs 4.", 2)
     ] = 8,
-    top: Annotated[int, typer.Option(min=0, help="Number of decisions to print.")] = 20,
+    top: Annotated[int, number_option("--top", "Number of decisions to print.", 0)] = 20,
     rule: Annotated[
         list[str] | None,
         typer.Option(
@@ -50,7 +50,7 @@ def audit(
         ),
     ] = None,
     training_step: Annotated[
-        int | None, typer.Option(min=1, help="Training step to audit; default: the last one nearest to a checkpoint.")
+        int | None, number_option("--training-step", "The step to audit; default: the last nearest to a checkpoint.", 1)
     ] = None,
     model: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Model of the trained policies; default: the checkpoint.")
@@ -61,6 +61,8 @@ def audit(
 
     Continues the trajectories of a training step with and without single steps. Prints the steps that mattered, and
     one row per rule.
+
+    Example: creditflow audit runs/RUN --rule own --rule identical
     """
     from creditflow.config import load_recipe, trained_agents
     from creditflow.engines.common.components import build_components

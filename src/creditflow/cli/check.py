@@ -14,7 +14,7 @@ from rich.table import Table
 
 from creditflow._utils.progress import Reporter
 from creditflow._utils.tracebacks import of_function
-from creditflow.cli._options import EngineName, Overrides, Recipe, credit_lines
+from creditflow.cli._options import EngineName, Overrides, Recipe, credit_lines, number_option
 from creditflow.credit import Assignment, assign
 from creditflow.credit.analysis.linter import idle_gate, lint
 from creditflow.credit.analysis.metrics import reach
@@ -36,12 +36,14 @@ def check(
     recipe: Recipe,
     overrides: Overrides = None,
     engine: EngineName = "local",
-    tasks: Annotated[int, typer.Option(min=1, help="Number of tasks to roll out.")] = 4,
+    tasks: Annotated[int, number_option("--tasks", "Number of tasks to roll out.", 1)] = 4,
     verbose: Annotated[bool, typer.Option("--verbose", help="Also print the resolved configuration.")] = False,
 ) -> None:
     """Check a recipe on a few tasks, without training.
 
     Loads every file and model, rolls out the tasks, scores them, assigns credit, and warns of problems.
+
+    Example: creditflow check my_team/recipe.yaml
     """
     from creditflow.config import default_rules, load_recipe
 

@@ -14,7 +14,7 @@ import typer
 
 from creditflow._utils.files import alone_in, make_folder, write_whole
 from creditflow._utils.progress import Reporter
-from creditflow.cli._options import EngineName, Overrides, Recipe, comma_separated
+from creditflow.cli._options import EngineName, Overrides, Recipe, comma_separated, number_option
 from creditflow.errors import ConfigError, CreditflowError, InputError
 from creditflow.monitoring.evaluation import Evaluation
 from creditflow.reports.tables import (
@@ -77,8 +77,12 @@ def compare(
     *,
     engine: EngineName = "local",
     vary: Annotated[str, typer.Option(metavar="KEY=A,B,C", help="The option to vary, and its values.")],
-    seeds: Annotated[int, typer.Option(help="Runs per arm, with the seeds data.seed, data.seed + 1, ...")] = 1,
-    jobs: Annotated[int | None, typer.Option(help="Runs in parallel; default: one per core, or one on a GPU.")] = None,
+    seeds: Annotated[
+        int, number_option("--seeds", "Runs per arm, with the seeds data.seed, data.seed + 1, ...", 1)
+    ] = 1,
+    jobs: Annotated[
+        int | None, number_option("--jobs", "Runs in parallel; default: one per core, or one on a GPU.", 1)
+    ] = None,
     arms: Annotated[bool, typer.Option(help="Also run the arms in the recipe's compare.arms.")] = True,
     only: Annotated[str, typer.Option(metavar="A,B", help="Run only these arms; default: all.")] = "",
 ) -> None:
@@ -87,11 +91,11 @@ def compare(
     Prints the differences, with confidence intervals from five seeds on. compare.values.VALUE in the recipe sets
     further options for a value. Results go to trainer.default_local_dir, which keeps the finished runs of the same
     comparison.
+
+    Example: creditflow compare sums_team --vary algorithm.preset=dr_mas,magrpo
     """
     from creditflow.config import load_recipe, with_effect
 
-    if seeds < 1 or (jobs is not None and jobs < 1):
-        raise ConfigError(f"{'--seeds' if seeds < 1 else '--jobs'}: expected 1 or more")
     reporter, settings = Reporter(), overrides or []
     with reporter.bar(f"loading {recipe.stem}", announce=True, keep=False):
         from creditflow.engines.base import find_engine

@@ -16,6 +16,8 @@ def eval(recipe: Recipe, overrides: Overrides = None, json: JsonFile = None, eng
     """Evaluate a model on a recipe's validation tasks.
 
     The model is the recipe's; actor_rollout_ref.model.path=FOLDER evaluates another one, such as a checkpoint.
+
+    Example: creditflow eval my_team/recipe.yaml data.val_files=other.jsonl
     """
     from creditflow.config import load_recipe
 

@@ -12,9 +12,9 @@ from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from creditflow._utils.install import needs
+from creditflow.cli._app import Command
 from creditflow.errors import ConfigError, first_line
 
 _PROGRAM = "verl.trainer.main_ppo"
@@ -35,7 +35,7 @@ _REPLACED = [f"algorithm.{name}" for name in ("adv_estimator", "gamma", "lam", "
 _FUNCTIONS = ("reward.custom_reward_function.", "custom_reward_function.")
 
 
-class CommandClass(TyperCommand):
+class CommandClass(Command):
     """Command whose arguments may look like options, as `--config-name=x` of verl does."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -50,6 +50,8 @@ def from_verl(
 
     In your script, write `creditflow from-verl` for `python3 -m verl.trainer.main_ppo`, and `> recipe.yaml` at the end.
     Options that no recipe can have are comments at its end, each with the reason. Paths are relative to the recipe.
+
+    Example: creditflow from-verl "$(cat train.sh)" > recipe.yaml
     """
     print(recipe_text(overrides), end="")
 

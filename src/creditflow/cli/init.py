@@ -26,6 +26,8 @@ def init(
     Writes a workflow, rewards, a recipe, tasks, a test and a README to the folder NAME. The model is a generated one
     with random weights. chain: two agents in a row. debate: two debaters and a judge. tools: an agent with tools.
     http: agents that call over HTTP with OpenAI's client.
+
+    Example: creditflow init my_team --template chain
     """
     templates = sorted(path.name for path in TEMPLATES.iterdir() if not path.name.startswith("_"))
     if template not in templates:

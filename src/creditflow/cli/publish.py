@@ -31,9 +31,9 @@ _SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
 def publish(
     run: Run,
     *,
-    output: Annotated[
+    out: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FOLDER", help="The folder to write; default: RUN/published."),
+        typer.Option("--out", "-o", metavar="FOLDER", help="The folder to write; default: RUN/published."),
     ] = None,
     base_model: Annotated[
         str | None,
@@ -48,14 +48,16 @@ def publish(
 
     The folder holds the weights and the tokenizer of the newest checkpoint, and a model card. Nothing is sent: the
     command for the upload is printed.
+
+    Example: creditflow publish runs/RUN -o model --license apache-2.0
     """
     from creditflow.config import leaves
     from creditflow.engines.common.checkpoints import folder_of, model_folders, saved_steps
     from creditflow.reports.model_card import PublishedPolicy, model_card
 
-    ledger, output = Ledger.open(run), output or run / "published"
-    if output.exists():
-        raise InputError(f"--output: {output} exists already; name another folder, or remove it")
+    ledger, out = Ledger.open(run), out or run / "published"
+    if out.exists():
+        raise InputError(f"--out: {out} exists already; name another folder, or remove it")
     if base_model is not None and not _HUB_NAME.fullmatch(base_model):
         raise InputError(f"--base-model: expected ORG/NAME, got {base_model!r}")
     if license is not None and not _LICENCE.fullmatch(license):
@@ -88,7 +90,7 @@ def publish(
 
     reporter = Reporter()
     with reporter.bar("publish", announce=True, keep=False):
-        make_whole(output, fill)
+        make_whole(out, fill)
     for policy in policies:
         if policy.adapter and policy.base is None:
             reporter.say(
@@ -97,9 +99,9 @@ def publish(
             )
     if license is None:
         reporter.say("warning: the card states no licence; --license ID sets the one that the base model's allows")
-    size = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
-    print(f"{output}: the checkpoint of training step {steps[0]}, {size / 1e6:.1f} MB; nothing was sent")
-    print(f"\nnext, after a look at {output / 'README.md'}:\n  hf upload ORG/NAME {shlex.quote(str(output))} .")
+    size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
+    print(f"{out}: the checkpoint of training step {steps[0]}, {size / 1e6:.1f} MB; nothing was sent")
+    print(f"\nnext, after a look at {out / 'README.md'}:\n  hf upload ORG/NAME {shlex.quote(str(out))} .")
 
 
 def _hub_name(path: object) -> str | None:

@@ -38,6 +38,8 @@ def recredit(
 
     Needs no model. Prints how much credit moved, and writes the new assignment as a run, which why, report and view
     read.
+
+    Example: creditflow recredit runs/RUN algorithm.propagation=identical
     """
     from creditflow.config import credit_overrides
     from creditflow.config.algorithm import merge_options, rule_options

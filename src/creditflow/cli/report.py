@@ -9,6 +9,7 @@ import typer
 
 from creditflow._utils.files import write_named
 from creditflow._utils.progress import Reporter
+from creditflow.cli._options import number_option
 from creditflow.errors import InputError
 from creditflow.reports.html import page
 from creditflow.reports.tables import results_console
@@ -25,12 +26,14 @@ def report(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The HTML file to write.")] = Path(
         "report.html"
     ),
-    samples: Annotated[int, typer.Option(min=0, max=10_000, help="Number of sample trajectories.")] = 10,
+    samples: Annotated[int, number_option("--samples", "Number of sample trajectories.", 0, 10_000)] = 10,
 ) -> None:
     """Write a run as one HTML file.
 
     The page needs no network. It shows findings in sentences, curves, agents, the flow of credit, and the advantage of
     each sampled step. The findings are printed at the end.
+
+    Example: creditflow report runs/RUN -o report.html
     """
     from creditflow.reports.findings import lines
     from creditflow.reports.overview import comparison, left_out

@@ -15,7 +15,7 @@ import typer
 from creditflow._utils.files import make_folder
 from creditflow._utils.loopback import expect_loopback
 from creditflow._utils.progress import Reporter
-from creditflow.cli._options import AllowRemote, Host, Overrides, Recipe
+from creditflow.cli._options import AllowRemote, Host, Overrides, Port, Recipe, number_option
 from creditflow.errors import first_line
 
 if TYPE_CHECKING:
@@ -38,15 +38,17 @@ def serve(
         "trajectories"
     ),
     host: Host = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8322,
-    idle: Annotated[float, typer.Option(min=1, help="Seconds without a call that end a rollout.")] = 3600,
-    per_file: Annotated[int, typer.Option(min=1, help="Trajectories per file.")] = 256,
+    port: Port = 8322,
+    idle: Annotated[float, number_option("--idle", "Seconds without a call that end a rollout.", 1, of=float)] = 3600,
+    per_file: Annotated[int, number_option("--per-file", "Trajectories per file.", 1)] = 256,
     allow_remote: AllowRemote = False,
 ) -> None:
     """Serve a recipe's policies to clients of OpenAI and Anthropic.
 
     Each rollout has a URL. It begins with its first call, and is written as a trajectory when it ends. To train agents
     that call over HTTP, give them team.base_url in a workflow (docs/how_to/serving.md).
+
+    Example: creditflow serve my_team/recipe.yaml -o trajectories
     """
     from creditflow.config import load_recipe
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from creditflow._utils.progress import Reporter
+from creditflow.cli._app import Command
 from creditflow.cli._options import EngineName, Overrides, Recipe, credit_lines
 from creditflow.errors import ConfigError
 from creditflow.monitoring.evaluation import Evaluation
@@ -20,7 +20,7 @@ _AFTER_DASHES = "creditflow.after_dashes"
 """Key in `ctx.meta` of the arguments after `--`; absent if the command line has no `--`."""
 
 
-class CommandClass(TyperCommand):
+class CommandClass(Command):
     """Command that keeps the arguments after `--` apart; click would merge them with the others."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -47,6 +47,8 @@ def train(
     """Train a team with a recipe.
 
     With --engine verl, arguments after -- set verl's own keys in Hydra's language: key=value, +key=value, ~key.
+
+    Example: creditflow train my_team/recipe.yaml data.seed=1
     """
     from creditflow.config import load_recipe
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from creditflow.cli._options import Run
+from creditflow.cli._options import Run, number_option
 from creditflow.credit import explain
 from creditflow.errors import BatchError, InputError
 from creditflow.reports.text import plain
@@ -23,7 +23,7 @@ def why(
     step: Annotated[str | None, typer.Argument(metavar="STEP", help="The id of a step.")] = None,
     *,
     token: Annotated[
-        int | None, typer.Option(metavar="J", help="Explain one token of the step's response; 0 is the first.")
+        int | None, number_option("--token", "Explain one token of the step's response; 0 is the first.", 0)
     ] = None,
     trajectory: Annotated[
         str | None, typer.Option(metavar="T", help="Show the trajectory with this id, one line per step.")
@@ -33,6 +33,8 @@ def why(
     """Explain the advantage of a step, term by term.
 
     The last line is the number that the run trained on. Without STEP: list notable steps with their ids.
+
+    Example: creditflow why runs/RUN
     """
     if step is not None and trajectory is not None:
         raise InputError("why: expected the id of a step or --trajectory T, got both")

@@ -13,7 +13,7 @@ from creditflow.errors import DataError
 
 def gsm8k(
     source: Annotated[Path, typer.Option("--from", metavar="FILE", help="GSM8K's JSONL file, as published.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The Parquet file to write.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The Parquet file to write.")],
 ) -> None:
     """Convert GSM8K, questions and answers, to tasks."""
     from creditflow.data.datasets import load_tasks, write_tasks

@@ -1,3 +1,6 @@
-"""Test the sandbox that runs untrusted code."""
+"""Test the sandbox that runs untrusted code.
+
+Example: creditflow sandbox check --backend bubblewrap
+"""
 
 EXTRA = "sandbox"

@@ -21,7 +21,7 @@ from creditflow.sandbox.self_check import CHECK_LIMITS, CONTAINED, PROBES, check
 def check(
     *,
     backend: Annotated[
-        str, typer.Option(help="The back end to check; auto takes one that protects this machine.")
+        str, typer.Option(metavar="NAME", help="The back end to check; auto takes one that protects this machine.")
     ] = "auto",
     option: Annotated[
         list[str] | None,

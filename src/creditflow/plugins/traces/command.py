@@ -57,6 +57,8 @@ def convert(
     """Turn traces of other systems into trajectories.
 
     Each model call becomes a step. Prints steps by agent, rewards by name, and the records left out with the reasons.
+
+    Example: creditflow convert spans.jsonl -o trajectories.parquet
     """
     from creditflow.data import write_parquet
 
