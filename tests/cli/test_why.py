@@ -91,7 +91,7 @@ def test_why_ends_with_the_recorded_advantage(ledger: Ledger) -> None:
     for recorded in ledger:
         assert recorded.assignment is not None
         for s in (0, 7, 15):
-            lines = why(ledger.path, recorded.batch.step_ids[s])
+            lines = why(ledger.path, recorded.batch.step_ids[s], "--exact")
             assert lines[-1] == f"= {float(recorded.assignment.advantage.advantage_S[s])!r}"
             parts = [float(line.split()[-1]) for line in lines[lines.index("", lines.index("") + 1) + 2 : -1]]
             assert math.fsum(parts) == recorded.assignment.advantage.advantage_S[s]
@@ -113,7 +113,7 @@ def test_token_option_explains_one_token(tmp_path: Path) -> None:
     recorded = ledger.read(2)  # not step 1: a new critic has the same value everywhere
     assert recorded.assignment is not None
     advantage_T = recorded.assignment.token_advantages()
-    lines = [why(ledger.path, recorded.batch.step_ids[0], "--token", j) for j in (0, 1)]
+    lines = [why(ledger.path, recorded.batch.step_ids[0], "--token", j, "--exact") for j in (0, 1)]
     assert [of_token[-1] for of_token in lines] == [f"= {float(advantage_T[j])!r}" for j in (0, 1)]
     assert advantage_T[0] != advantage_T[1]
     assert "expected one of its sampled tokens, got token 99" in refused(
@@ -153,15 +153,19 @@ def test_unknown_step_or_run_is_refused_in_one_line(ledger: Ledger, tmp_path: Pa
     assert refused("why", ledger.path, example, "--trajectory", "t") == (
         "why: expected the id of a step or --trajectory T, got both"
     )
-    assert refused("why", ledger.path, "--token", 1) == "--token: expected the id of a step beside it"
     RunFolder.create(tmp_path, {}, "")
     assert refused("why", tmp_path, "0-1-0-0/0") == f"{tmp_path}: no training step is on record yet"
 
 
-def test_why_of_a_run_lists_notable_steps(ledger: Ledger) -> None:
+def test_why_of_a_run_lists_notable_steps_and_explains_one(ledger: Ledger) -> None:
     assignment = ledger.read(2).assignment
     assert assignment is not None
     lines = why(ledger.path)
+    largest = max(range(16), key=lambda s: abs(assignment.advantage.advantage_S[s]))
+    explained = why(ledger.path, assignment.batch.step_ids[largest])
+    at = lines.index("the largest advantage, up or down:") + 1
+    assert lines[at : at + len(explained)] == explained
+    assert explained[-1] == f"= {assignment.advantage.advantage_S[largest]:.4g}"
     assert lines[0] == "training step 2: 16 steps of 8 trajectories"
     assert lines[1].startswith("rule: {rule: threshold, w_r: 1.0, ")
     listed = {line.split()[0]: line for line in lines[4 : lines.index("", 3)]}
@@ -181,15 +185,27 @@ def test_why_shows_each_part_in_reward_and_in_advantage(ledger: Ledger) -> None:
     assignment = ledger.read(2).assignment
     assert assignment is not None
     for s in np.flatnonzero(assignment.groups.trained_S & ~assignment.groups.tied_S)[:4].tolist():
-        lines = why(ledger.path, assignment.batch.step_ids[s])
+        lines = why(ledger.path, assignment.batch.step_ids[s], "--exact")
         rows = {line.split()[0]: line.split()[-2:] for line in lines[-8:-1] if line}
         factor = assignment.advantage.weight_S[s] / assignment.advantage.divisor_S[s]
-        assert rows["own"] == [f"{assignment.credit.own_S[s]:+.6g}", f"{factor * assignment.credit.own_S[s]:+}"]
+        assert rows["own"] == [f"{assignment.credit.own_S[s]:+}", f"{factor * assignment.credit.own_S[s]:+}"]
         assert rows["baseline"] == [
-            f"{-assignment.advantage.baseline_S[s]:+.6g}",
+            f"{-assignment.advantage.baseline_S[s]:+}",
             f"{-factor * assignment.advantage.baseline_S[s]:+}",
         ]
         assert any(line.startswith("units: ") for line in lines)
+
+
+def test_posterior_names_the_origin_of_its_probability(tmp_path: Path) -> None:
+    ledger = a_run(tmp_path / "run", "algorithm={propagation: posterior}")
+    assignment = ledger.read(2).assignment
+    assert assignment is not None
+    assert assignment.fit is not None
+    text = "\n".join(why(ledger.path, assignment.batch.step_ids[0]))
+    rates = assignment.fit.facts["model"]["agents"]["writer"]
+    place = np.digitize(assignment.rewards.sub_reward_S[0], [1e-6, 0.5, 1.0 - 1e-6])
+    assert f"harmless: by the rates learned so far, {rates['harm']:.0%} of the steps of writer do harm." in text
+    assert f"comes from {rates['scores'][0][place]:.0%} of the steps that do harm" in text
 
 
 def test_plain_escapes_control_characters() -> None:

@@ -5,11 +5,13 @@ Control characters in texts of models, tasks and reward functions are escaped, s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from creditflow.credit import Assignment, Explanation
+from creditflow.credit.fits.posteriors import bins
 from creditflow.data import RIGHT, TRAJECTORY_STATUSES, Score, TrajectoryBatch
 from creditflow.reports.text import aligned, in_yaml, number, plain
 
@@ -44,23 +46,49 @@ def _rule_line(assignment: Assignment) -> str:
     return f"rule: {plain(in_yaml(assignment.options.propagation.spec()))}"
 
 
-def tree(explanation: Explanation) -> list[str]:
-    """The lines of `Explanation.tree`, without control characters."""
-    return [plain(line, _LINE) for line in explanation.tree()]
+def tree(explanation: Explanation, *, exact: bool = False) -> list[str]:
+    """The lines of `Explanation.tree`, without control characters, with four digits or with six."""
+    lines = [plain(line, _LINE) for line in explanation.tree()]
+    return lines if exact else [_VALUE.sub(lambda match: f"{float(match[0]):.4g}", line) for line in lines]
 
 
-def terms(explanation: Explanation) -> list[str]:
-    """A table of the parts that sum to the advantage, with all digits; the last line is the advantage.
+def terms(explanation: Explanation, *, exact: bool = False) -> list[str]:
+    """A table of the parts that sum to the advantage, with four digits or all; the last line is the advantage.
 
     Each part is given in units of reward, as in the tree, and in those of the advantage: times weight / divisor.
     """
+    total = repr(explanation.advantage) if exact else f"{explanation.advantage:.4g}"
     if not explanation.terms:
-        return [explanation.operations[-1].note or "there are no parts", f"= {explanation.advantage!r}"]
+        return [explanation.operations[-1].note or "there are no parts", f"= {total}"]
+    shown = "+" if exact else "+.4g"
     rows = [("part", "in reward", "x weight / divisor = in advantage")]
-    rows += [(plain(part.name), f"{part.in_reward:+.6g}", f"{part.value:+}") for part in explanation.terms]
-    if explanation.rounding:
+    rows += [(plain(part.name), format(part.in_reward, shown), format(part.value, shown)) for part in explanation.terms]
+    if explanation.rounding and exact:
         rows.append(("rounding", "", f"{explanation.rounding:+}"))
-    return [*aligned(rows, left=(0,)), f"= {explanation.advantage!r}"]
+    return [*aligned(rows, left=(0,)), f"= {total}"]
+
+
+def harmless_lines(explanation: Explanation, assignment: Assignment, s: int) -> list[str]:
+    """The origin of a learned probability of no harm, in a paragraph; nothing if the step's credit has none."""
+    if assignment.fit is None or all(operation.name != "harmless" for operation in explanation.operations):
+        return []
+    agent = assignment.batch.agent_names[assignment.batch.agent_of_step[s]]
+    rates = assignment.fit.facts["model"]["agents"][agent]
+    score = "This step has no score."
+    if assignment.rewards.scored_S[s]:
+        place = int(bins(assignment.rewards.sub_reward_S[s]))
+        wrong, right = (f"{of[place]:.0%}" for of in rates["scores"])
+        score = f"{_BINS[place]}, as here, comes from {wrong} of the steps that do harm and {right} of the others."
+    return [
+        f"harmless: by the rates learned so far, {rates['harm']:.0%} of the steps of {plain(agent)} do harm.",
+        score,
+        "The outcome then raises or lowers the probability, together with the scores of the trajectory's other steps.",
+        "",
+    ]
+
+
+_VALUE = re.compile(r"(?<= = )-?[0-9][0-9.e+-]*(?=$|   #)")
+_BINS = ("A score of 0", "A score below 0.5", "A score from 0.5 to below 1", "A score of 1")
 
 
 UNITS = (
@@ -69,6 +97,11 @@ UNITS = (
     "minus baseline, divided by the divisor: a number of spreads, or reward where the divisor is 1.",
 )
 """The units of the numbers in `tree` and `terms`, as lines of text."""
+
+
+def most_telling(a: Assignment) -> int:
+    """The trained step with the largest advantage, up or down; the first of several."""
+    return int(np.argmax(np.abs(np.where(a.groups.trained_S, a.advantage.advantage_S, 0.0))))
 
 
 def worth_a_look(a: Assignment) -> list[tuple[int, str]]:
