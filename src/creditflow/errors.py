@@ -5,6 +5,7 @@ Every message names its subject (an id, a key, a file), the expected value and t
 
 import difflib
 import errno
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -115,6 +116,11 @@ USER_MODULE = "creditflow_user_"
 def first_line(error: BaseException) -> str:
     """The first line of an error's message; the name of its type if the message is empty."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def json_fault(error: BaseException) -> str:
+    """The message of a parser of JSON with the column alone, for a message that names the row."""
+    return f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else first_line(error)
 
 
 def says_disk_full(error: BaseException) -> bool:

@@ -93,7 +93,10 @@ def trained(tmp_path_factory):
 
 def test_train_writes_a_run_and_prints_its_evaluation(trained):
     stdout, run = trained
-    assert "pass@1 (mean over trajectories)" in stdout
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    numbers = [f"{row['val/pass_at_1']:.3f}" for row in rows if row["step"] in (0, 2)]
+    assert re.search(rf"pass@1 \(mean over trajectories\) +{'  +'.join(numbers)}\n", stdout.replace(" \n", "\n"))
+    assert stdout.endswith(f"next:\n  creditflow why {run}\n  creditflow report {run} -o report.html\n")
     assert f"run folder: {run}" in stdout
     names = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
     assert {"run.json", "config.yaml", "metrics.jsonl", "evaluation.json"} <= names

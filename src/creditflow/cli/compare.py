@@ -268,7 +268,7 @@ def _run(
             evaluated.add(run.before)
             command = (*creditflow, "eval", str(path), *run.settings, "--engine", engine, "--json", str(run.before))
             log = run.before.with_suffix(".log")
-            jobs.append(Job(f"before training, seed {run.seed}", command, log, 1, lambda: 0))
+            jobs.append(Job(f"before training, seed {run.seed}", command, log, 0, lambda: 0))
         if run in waiting:
             if (run.folder / "run.json").exists():
                 newest = next(iter(saved_steps(run.folder)), 0)

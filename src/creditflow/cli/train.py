@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,7 @@ from creditflow.cli._options import EngineName, Overrides, Recipe, credit_lines
 from creditflow.errors import ConfigError
 from creditflow.monitoring.evaluation import Evaluation
 from creditflow.monitoring.notices import failure_summary, idle_gate_summary, rollout_summary
-from creditflow.reports.tables import evaluation_table, results_console, show
+from creditflow.reports.tables import evaluation_table, show
 from creditflow.runs.run_folder import read_metrics
 
 _AFTER_DASHES = "creditflow.after_dashes"
@@ -70,16 +71,18 @@ def train(
     for notice in loaded.notices:
         reporter.say(f"notice: {notice}")
     folder = chosen.train(loaded, options or (), reporter, _make_report)
-    console = results_console()
-    file = folder.path / "evaluation.json"
+    rows, file = read_metrics(folder.path), folder.path / "evaluation.json"
     if file.exists():
         evaluation = Evaluation.from_json(file.read_text(), str(file))
         tasks = loaded.validation_words(len(evaluation.sampled))
-        show(f"after training, on {tasks}", evaluation_table(evaluation))
-    rows = read_metrics(folder.path)
+        first = next((row for row in rows if row["step"] == 0 and "val/pass_at_1" in row), None)
+        before = first and {key.removeprefix("val/"): value for key, value in first.items()}
+        show(f"validation, on {tasks}", evaluation_table(evaluation, before))
     for line in (*rollout_summary(rows), *failure_summary(rows), *idle_gate_summary(rows)):
         reporter.say(f"warning: {line}")
-    console.print(f"run folder: {folder.path}", soft_wrap=True)
+    run = shlex.quote(str(folder.path))
+    print(f"run folder: {folder.path}")
+    print(f"\nnext:\n  creditflow why {run}\n  creditflow report {run} -o report.html")
 
 
 def _make_report(run: Path) -> tuple[Path, str]:

@@ -40,7 +40,7 @@ def show(title: str, table: Table) -> None:
 def new_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
     """A table with text in the first column and numbers in the others.
 
-    Cells are texts, whole numbers, shown with commas, or other numbers, shown with three digits.
+    Cells are texts, whole numbers, shown with commas, other numbers, shown with three digits, or None, a dash.
     """
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for place, name in enumerate(header):
@@ -53,7 +53,7 @@ def new_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
 def _cell(value: Any) -> str:
     if isinstance(value, str):
         return value
-    return f"{value:,}" if isinstance(value, Integral) else number(value)
+    return f"{value:,}" if isinstance(value, Integral) else number(math.nan if value is None else value)
 
 
 def comparison_title(subject: str, steps: Collection[int]) -> str:
@@ -96,24 +96,27 @@ def difference_cell(difference: Difference) -> str:
     return f"{number(difference.mean, signed=True)} [{low}, {high}]"
 
 
-def evaluation_table(evaluation: Evaluation) -> Table:
-    """One metric per row: pass rates, outcomes, step error rates, then metrics by agent."""
-    metrics = evaluation.metrics
+def evaluation_table(evaluation: Evaluation, before: Mapping[str, Any] | None = None) -> Table:
+    """One metric per row: pass rates, outcomes, step error rates, then metrics by agent.
+
+    `before`: the same metrics before training, for a column of their own.
+    """
+    metrics = {**(before or {}), **evaluation.metrics}
     named = {"pass_at_1": "pass@1 (mean over trajectories)"}
-    powers = [key.removeprefix("pass_at_") for key in metrics if key != "pass_at_1"]
-    named |= {f"pass_at_{k}": f"pass@{k}" for k in powers if k.isdigit()}
+    powers = {key: key.removeprefix("pass_at_") for key in metrics if key != "pass_at_1"}
+    named |= {key: f"pass@{k}" for key, k in powers.items() if k.isdigit()}
     named |= {
         "pass_at_1_greedy": "pass@1, greedy",
         "outcome_mean": "outcome, mean",
-        "unscored_frac": "trajectories without an outcome",
+        **({"unscored_frac": "trajectories without an outcome"} if metrics.get("unscored_frac") else {}),
         "step_error_rate": "step error rate",
         "step_error_rate_greedy": "step error rate, greedy",
     }
     for prefix, words in (("sub_reward/", "mean sub-reward"), ("step_error_rate/", "step error rate")):
         named |= {key: f"{words}, {key.removeprefix(prefix)}" for key in metrics if key.startswith(prefix)}
-    return new_table(
-        ("measured", "value"), [(words, float(metrics[key])) for key, words in named.items() if key in metrics]
-    )
+    columns = {"value": metrics} if before is None else {"before": before, "after": evaluation.metrics}
+    rows = [(words, *(of.get(key) for of in columns.values())) for key, words in named.items() if key in metrics]
+    return new_table(("measured", *columns), rows)
 
 
 MOVED_MEANING = (

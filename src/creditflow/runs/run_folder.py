@@ -16,7 +16,7 @@ from creditflow._utils.files import json_ready, make_folder, write_whole
 from creditflow._utils.tracebacks import KEY
 from creditflow.credit import Assignment
 from creditflow.data import TrajectoryBatch
-from creditflow.errors import CreditflowError, DataError, InputError, first_line
+from creditflow.errors import CreditflowError, DataError, InputError, first_line, json_fault
 from creditflow.runs.step_files import FORMAT, expect_format, write_step_file
 
 
@@ -215,7 +215,7 @@ def _whole_lines(file: Path) -> list[tuple[str, dict[str, Any]]]:
             row = json.loads(line, parse_int=_whole_number)
         except (ValueError, RecursionError) as error:
             if number < len(lines):
-                raise DataError(f"{file}:{number}: not JSON: {first_line(error)}") from error
+                raise DataError(f"{file}:{number}: not JSON: {json_fault(error)}") from error
             break
         if not isinstance(row, dict) or not isinstance(row.get("step"), int):
             raise DataError(f"{file}:{number}: expected an object with the training step, got {line[:60]}")

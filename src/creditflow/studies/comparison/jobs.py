@@ -31,7 +31,7 @@ class Job:
     log: Path
     """File for the standard output and error."""
     parts: int
-    """Amount of work, in steps."""
+    """Amount of work in training steps; 0 for an evaluation."""
     progress: Callable[[], int]
     """Returns the number of finished parts."""
     done: int = field(default=0, init=False)
@@ -51,7 +51,7 @@ def run_jobs(jobs: Sequence[Job], at_once: int, reporter: Reporter, title: str) 
     even after Ctrl-C, SIGTERM or a closed terminal: these raise KeyboardInterrupt between two polls.
     """
     waiting, running, failures = list(jobs), dict[Job, "subprocess.Popen[bytes]"](), list[Job]()
-    with _interruptions() as interrupted, reporter.bar(title, sum(job.parts for job in jobs), "steps") as bar:
+    with _interruptions() as interrupted, reporter.bar(title, sum(job.parts for job in jobs), "training steps") as bar:
         bar.skip(sum(job.advance(ended=False) for job in jobs))  # steps of interrupted runs took no time here
         try:
             while waiting or running:
@@ -71,7 +71,10 @@ def run_jobs(jobs: Sequence[Job], at_once: int, reporter: Reporter, title: str) 
                         bar.advance(parts)
                     if ended and process.returncode == 0:
                         reporter.say(f"{job.name}: done after {duration(time.monotonic() - job.started)}")
-                bar.note(", ".join(f"{job.name} {job.done}/{job.parts}" for job in running) or "done")
+                bar.note(
+                    ", ".join(f"{job.name} {job.done}/{job.parts}" if job.parts else job.name for job in running)
+                    or "done"
+                )
         finally:
             _end(list(running.values()))
     return failures
