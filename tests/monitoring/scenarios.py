@@ -83,7 +83,7 @@ def _healthy(setting: Setting, rng: np.random.Generator) -> list[Row]:
             "timing/propagation_s": float(0.05 * np.exp(rng.normal(0, 0.5))),
         }
         for agent in setting.agents:
-            row[f"reward/sub_reward_var/{agent}"] = float(rng.uniform(0.02, 0.15))
+            row[f"reward/sub_reward_excess_var/{agent}"] = float(rng.uniform(0.02, 0.15))
             row[f"credit/reach/{agent}"] = 1.0
         if (i + 1) % setting.test_freq == 0:
             row["val/pass_at_1"] = float(rng.binomial(n_val, accuracy[i]) / n_val)
@@ -166,7 +166,7 @@ SCENARIOS: dict[str, Scenario] = {
         _changed({"credit/reach/{agent}": lambda *_: 0.0, "propagation/pass_rate": lambda *_: 0.3}), "shut_out"
     ),
     "unstable": Scenario(
-        _changed({"reward/sub_reward_var/{agent}": lambda row, k, rng: float(rng.uniform(0.21, 0.25))}),
+        _changed({"reward/sub_reward_excess_var/{agent}": lambda row, k, rng: float(rng.uniform(0.21, 0.25))}),
         "sub_reward_var",
     ),
     "misleading_credit": Scenario(_credit_misleads, "fidelity_low"),

@@ -88,10 +88,19 @@ def test_agents_and_strata_without_scores_have_no_metrics() -> None:
         "reward/sub_reward/b",
         "reward/sub_reward/b/y",
         "reward/sub_reward_var/b",
+        "reward/sub_reward_excess_var/b",
         "reward/step_error_rate/b",
         "reward/step_error_rate",
     }
     assert sub_reward_metrics(batch_of(make_trajectory("t", steps[:1]), make_trajectory("u", []))) == {}
+
+
+@pytest.mark.parametrize(
+    ("scores", "excess"), [([0.0, 1.0] * 5, 0.0), ([0.0, 0.0, 1.0], 0.0), ([0.0, 1.0, 0.5], 1 / 6)]
+)
+def test_excess_variance_of_scores_of_0_and_1_is_0(scores: list[float], excess: float) -> None:
+    metrics = sub_reward_metrics(batch_of(make_trajectory("t", [step("a", score) for score in scores])))
+    assert metrics["reward/sub_reward_excess_var/a"] == pytest.approx(excess, abs=1e-12)
 
 
 def test_agent_errors_are_counted_and_missing_actions_left_out() -> None:

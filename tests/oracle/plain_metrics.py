@@ -65,6 +65,8 @@ def sub_reward_metrics(trajectories):
         values = [sub_reward(step) for step in steps]
         metrics[f"reward/sub_reward/{agent}"] = mean(values)
         metrics[f"reward/sub_reward_var/{agent}"] = mean([(value - mean(values)) ** 2 for value in values])
+        implied = mean(values) * (1 - mean(values)) if {*values} <= {0, 1} else 0
+        metrics[f"reward/sub_reward_excess_var/{agent}"] = metrics[f"reward/sub_reward_var/{agent}"] - implied
         metrics[f"reward/step_error_rate/{agent}"] = mean([is_wrong(step) for step in steps])
         for stratum in {step.stratum for step in steps} - {None}:
             of_stratum = [sub_reward(step) for step in steps if step.stratum == stratum]

@@ -47,7 +47,7 @@ def default_rules() -> dict[str, Any]:
         "not_finite": {"metric": "actor/skipped_updates", **restore},
         "not_finite_critic": {"metric": "critic/skipped_updates", **restore},
         "entropy": {"metric": "actor/entropy", "below": 0.1, "times_first": True, "window": 3},
-        "sub_reward_var": {"metric": "reward/sub_reward_var/*", "above": 0.2, "window": 10},
+        "sub_reward_var": {"metric": "reward/sub_reward_excess_var/*", "above": 0.2, "window": 10},
         "pass_rate": {"metric": "propagation/pass_rate", "below": 0.8, "window": 10},
         "shut_out": {"metric": "credit/reach/*", "below": 0.05, "window": 3},
         "fidelity_low": {

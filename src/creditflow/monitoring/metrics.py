@@ -65,7 +65,8 @@ def step_errors(batch: TrajectoryBatch) -> tuple[Bools, Bools]:
 def sub_reward_metrics(batch: TrajectoryBatch) -> dict[str, float]:
     """`reward/sub_reward/<agent>` (mean), `reward/sub_reward_var/<agent>`, `reward/step_error_rate` (and by agent).
 
-    Also by stratum (`reward/sub_reward/verifier/wrong`: the share of wrong candidates that the verifier caught).
+    `reward/sub_reward_excess_var/<agent>`: the variance, minus p (1 - p) if each score is 0 or 1, with p the mean. Also
+    by stratum (`reward/sub_reward/verifier/wrong`: the share of wrong candidates that the verifier caught).
     """
     sub_reward_S, (wrong_S, scored_S) = sub_rewards(batch), step_errors(batch)
     metrics: dict[str, float] = {}
@@ -73,8 +74,10 @@ def sub_reward_metrics(batch: TrajectoryBatch) -> dict[str, float]:
         mine_S = scored_S & (batch.agent_of_step == a)
         if not mine_S.any():
             continue
-        metrics[f"reward/sub_reward/{agent}"] = float(np.mean(sub_reward_S[mine_S]))
-        metrics[f"reward/sub_reward_var/{agent}"] = float(np.var(sub_reward_S[mine_S]))
+        metrics[f"reward/sub_reward/{agent}"] = mean = float(np.mean(sub_reward_S[mine_S]))
+        metrics[f"reward/sub_reward_var/{agent}"] = variance = float(np.var(sub_reward_S[mine_S]))
+        implied = mean * (1 - mean) if np.isin(sub_reward_S[mine_S], (0.0, 1.0)).all() else 0.0
+        metrics[f"reward/sub_reward_excess_var/{agent}"] = variance - implied
         metrics[f"reward/step_error_rate/{agent}"] = float(np.mean(wrong_S[mine_S]))
         for stratum, i in sorted((name, i) for i, name in enumerate(batch.stratum_names)):
             of_stratum_S = mine_S & (batch.stratum_of_step == i)
