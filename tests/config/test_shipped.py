@@ -43,6 +43,8 @@ def test_unknown_recipe_names_the_nearest(tmp_path, monkeypatch):
     (tmp_path / "child.yaml").write_text("extends: nobody.yaml\n")
     with pytest.raises(ConfigError, match=r"nobody\.yaml: no such recipe"):
         load_recipe("child.yaml")
+    with pytest.raises(ConfigError, match=r"chlid\.yml: no such recipe \(did you mean '.*/child\.yaml'\?\)$"):
+        load_recipe(tmp_path / "chlid.yml")
     with pytest.raises(ConfigError, match=r"^logic_single: no such recipe; removed in 0\.1: use `sums_single`"):
         load_recipe("logic_single")
     assert {"arithmetic_chain", "dapo", "tool_chain"} <= set(shipped_recipes())

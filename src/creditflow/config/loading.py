@@ -315,8 +315,10 @@ def _layers(path: Path) -> list[dict[str, Any]]:
         seen.add(path.resolve())
         try:
             layer: Any = OmegaConf.to_container(OmegaConf.load(path))
-        except FileNotFoundError:
-            hint = removed_hint(f"recipe {path.stem}") or did_you_mean(path.stem, shipped_recipes())
+        except (FileNotFoundError, IsADirectoryError):
+            beside = sorted(map(str, (path if path.is_dir() else path.parent).glob("*.yaml")))
+            meant = beside[0] if path.is_dir() and beside else path
+            hint = removed_hint(f"recipe {path.stem}") or did_you_mean(meant, [*beside, *shipped_recipes()])
             raise ConfigError(f"{path}: no such recipe{hint}") from None
         except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
             raise ConfigError(f"{path}: not readable as YAML: {_yaml_fault(error)}") from error
