@@ -259,8 +259,7 @@ def test_check_estimates_memory_and_warns_of_truncation(here):
 
     size = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384"
     assert re.search(rf"memory: a step needs about [0-9.]+ GiB with {size}; ", result.stderr)
-    pattern = r"\d+ of 16 trajectories truncated \(tasks, counted from 0: [0-9, ]+\); the first: writer was cut "
-    assert re.search(pattern, result.stdout)
+    assert "trajectories truncated" not in result.stdout  # the warnings below name the same fact
     for agent in ("writer", "critic"):
         assert re.search(
             rf"^warning: \d+% of {agent}'s responses are truncated \(\d+ of 16\): raise data\.max_response_length=4, ",

@@ -191,11 +191,15 @@ _ERROR_KEYS = frozenset(("error", "agent_error", "timed_out", "ended_early"))
 
 
 def _unfinished_warnings(trajectories: Sequence[Trajectory], n: int) -> list[str]:
-    """A sentence for each reason why trajectories failed or were truncated, with their tasks. `n`: rollouts of each."""
+    """A sentence for each reason why trajectories failed or were truncated, with their tasks. `n`: rollouts of each.
+
+    Truncated responses are left out: `truncations` names them by agent.
+    """
     reasons: dict[tuple[str, str], list[tuple[int, str]]] = defaultdict(list)
     for i, trajectory in enumerate(trajectories):
-        if (status := trajectory.status) != "ok":
-            reason = str(trajectory.info.get("error" if status == "failed" else status, "no reason given"))
+        status = trajectory.status
+        reason = str(trajectory.info.get("error" if status == "failed" else status, "no reason given"))
+        if status != "ok" and (status != "truncated" or " was cut off at " not in reason):
             reasons[status, re.sub("[0-9]+", "n", reason.partition(":")[0])].append((i // n, reason))
     return [
         f"{len(cases)} of {len(trajectories)} trajectories {status} (tasks, counted from 0: "

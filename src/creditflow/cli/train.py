@@ -13,7 +13,7 @@ from creditflow.cli._app import Command
 from creditflow.cli._options import EngineName, Overrides, Recipe, credit_lines
 from creditflow.errors import ConfigError
 from creditflow.monitoring.evaluation import Evaluation
-from creditflow.monitoring.notices import failure_summary, idle_gate_summary, rollout_summary
+from creditflow.monitoring.notices import failure_summary, rollout_summary
 from creditflow.reports.tables import evaluation_table, show
 from creditflow.runs.run_folder import read_metrics
 
@@ -78,7 +78,7 @@ def train(
         first = next((row for row in rows if row["step"] == 0 and "val/pass_at_1" in row), None)
         before = first and {key.removeprefix("val/"): value for key, value in first.items()}
         show(f"validation, on {tasks}", evaluation_table(evaluation, before))
-    for line in (*rollout_summary(rows), *failure_summary(rows), *idle_gate_summary(rows)):
+    for line in (*rollout_summary(rows), *failure_summary(rows)):
         reporter.say(f"warning: {line}")
     run = shlex.quote(str(folder.path))
     print(f"run folder: {folder.path}")
