@@ -16,7 +16,7 @@ FILES = {"README.md", "recipe.yaml", "rewards.py", "tasks.jsonl", "team.py", "te
 
 
 def test_templates_are_those_of_the_help():
-    assert NAMES == ["chain", "debate", "http", "tools"]
+    assert NAMES == ["chain", "loop", "router", "tools"]
     text = " ".join(creditflow("init", "--help").stdout.split())
     assert all(f"{name}: " in text for name in NAMES)
 
@@ -24,7 +24,6 @@ def test_templates_are_those_of_the_help():
 @pytest.mark.parametrize("name", NAMES)
 def test_template_trains_two_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     created = creditflow("init", "mine", "--template", name)
     assert created.exit_code == 0, created.output
     assert {path.name for path in Path("mine").iterdir()} == FILES
@@ -40,7 +39,6 @@ def test_template_trains_two_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("name", mostly_slow(NAMES, {"chain"}))
 def test_template_passes_its_own_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     (tmp_path / "mine").mkdir()  # an empty folder is filled
     assert creditflow("init", tmp_path / "mine", "--template", name).exit_code == 0
     python = fast_python()
@@ -56,7 +54,7 @@ def test_template_passes_its_own_test(tmp_path: Path, monkeypatch: pytest.Monkey
         (["file"], "NAME: file is a file; name a new folder"),
         (
             ["new", "--template", "chian"],
-            "--template: expected chain, debate, http or tools, got 'chian' (did you mean 'chain'?)",
+            "--template: expected one of chain, loop, router, tools, got 'chian' (did you mean 'chain'?)",
         ),
     ],
 )

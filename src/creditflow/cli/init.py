@@ -19,21 +19,20 @@ TEMPLATES = Path(__file__).parents[1] / "recipes" / "templates"
 def init(
     name: Annotated[Path, typer.Argument(metavar="NAME", help="The folder to create.")],
     *,
-    template: Annotated[str, typer.Option(metavar="T", help="chain, debate, tools or http.")] = "chain",
+    template: Annotated[str, typer.Option(metavar="T", help="chain, router, loop or tools.")] = "chain",
 ) -> None:
     """Create a project that trains at once.
 
     Writes a workflow, rewards, a recipe, tasks, a test and a README to the folder NAME. The model is a generated one
-    with random weights. chain: two agents in a row. debate: two debaters and a judge. tools: an agent with tools.
-    http: agents that call over HTTP with OpenAI's client.
+    with random weights. chain: two agents in a row. router: one that chooses a specialist. loop: a reviewer that sends
+    an answer back. tools: an agent with tools.
 
-    Example: creditflow init my_team --template chain
+    Example: creditflow init my_team --template router
     """
     templates = sorted(path.name for path in TEMPLATES.iterdir() if not path.name.startswith("_"))
     if template not in templates:
-        expected = f"{', '.join(templates[:-1])} or {templates[-1]}"
         hint = removed_hint(f"template {template}") or did_you_mean(template, templates)
-        raise InputError(f"--template: expected {expected}, got {template!r}{hint}")
+        raise InputError(f"--template: expected one of {', '.join(templates)}, got {template!r}{hint}")
     if name.exists() and not name.is_dir():
         raise InputError(f"NAME: {name} is a file; name a new folder")
     if name.is_dir() and any(name.iterdir()):

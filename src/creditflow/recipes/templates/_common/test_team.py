@@ -1,4 +1,7 @@
-"""Tests of this project: `python -m pytest` in its folder."""
+"""Tests of this project: `python -m pytest` in its folder.
+
+Change the cases of the outcome first: they say what a right answer to your tasks is.
+"""
 
 import subprocess
 import sys
