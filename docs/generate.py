@@ -19,8 +19,11 @@ from types import FunctionType
 from typing import Any
 
 from pydantic import TypeAdapter
+from typer import Context
+from typer.main import get_command
 
 from creditflow._utils.sections import _words, descriptions, options_model, schema_of
+from creditflow.cli._app import CommandGroup, app
 from creditflow.config import Config
 from creditflow.credit.records import LARGEST, PROPAGATION_RULES
 from creditflow.monitoring.catalog import all_metrics
@@ -97,9 +100,10 @@ def _value(schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
 
 
 def _default(value: Any) -> str:
-    is_plain = isinstance(value, str) and value == value.strip()
-    is_long = isinstance(value, dict) and value
-    return "" if value is None or is_long else f"`{value if is_plain else json.dumps(value)}`"
+    if value is None or (isinstance(value, dict) and value):
+        return ""
+    is_plain = isinstance(value, str | Path) and str(value) == str(value).strip()
+    return _code(str(value) if is_plain else json.dumps(value))
 
 
 # Rewards
@@ -140,6 +144,35 @@ def _metrics() -> Iterator[str]:
     notes = {"": "", "local": " (local only)", "verl": " (verl only)"}
     rows = [(f"`{metric.name}`", metric.unit, metric.meaning + notes[metric.engine]) for metric in all_metrics()]
     yield from _table(("metric", "unit", "meaning"), rows)
+
+
+# Commands
+
+
+def _commands() -> Iterator[str]:
+    root = get_command(app)
+    yield from _command("", root, Context(root, info_name="creditflow"))
+
+
+def _command(name: str, command: Any, context: Any) -> Iterator[str]:
+    """The arguments and options of a command, or those of each command of a group."""
+    if isinstance(command, CommandGroup):
+        for inner in command.list_commands(context):
+            if command.entries[inner].origin.startswith("creditflow"):
+                yield from _command(f"{name} {inner}".strip(), command.get_command(context, inner), context)
+    else:
+        yield from ("", f"### `creditflow {name}`", "", _text((command.help or "").replace("\f", "")), "")
+        yield from _table(("argument or option", "default", "meaning"), map(_parameter, command.params))
+
+
+def _parameter(parameter: Any) -> Sequence[str]:
+    """The row of an argument, an option with its value, or a flag, which has no default."""
+    if parameter.param_type_name == "argument":
+        names = parameter.metavar or parameter.name.upper()
+    else:
+        names = f"{', '.join(parameter.opts + parameter.secondary_opts)} {parameter.metavar or ''}".strip()
+    default = "" if parameter.default in (True, False, "") else _default(parameter.default)
+    return _code(names), "required" if parameter.required else default, parameter.help or ""
 
 
 # Python
@@ -223,7 +256,7 @@ def _piece(match: re.Match[str]) -> str:
 
 
 MEMBERS = (FunctionType, property, classmethod, cached_property)
-PARTS = {"configuration": _configuration, "rewards": _rewards, "metrics": _metrics}
+PARTS = {"commands": _commands, "configuration": _configuration, "rewards": _rewards, "metrics": _metrics}
 
 if __name__ == "__main__":
     for path in sorted(FOLDER.glob("*.md")):

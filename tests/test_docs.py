@@ -264,7 +264,7 @@ def test_tested_versions_are_the_pinned_ones() -> None:
 REFERENCE = DOCS / "reference"
 
 
-@pytest.mark.parametrize("name", ["configuration", "metrics", "python_api", "rewards"])
+@pytest.mark.parametrize("name", ["cli", "configuration", "metrics", "python_api", "rewards"])
 def test_generated_reference_is_current(name: str) -> None:
     page = (REFERENCE / f"{name}.md").read_text()
     is_current = runpy.run_path(str(DOCS / "generate.py"))["filled"](page) == page
