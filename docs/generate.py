@@ -161,7 +161,8 @@ def _command(name: str, command: Any, context: Any) -> Iterator[str]:
             if command.entries[inner].origin.startswith("creditflow"):
                 yield from _command(f"{name} {inner}".strip(), command.get_command(context, inner), context)
     else:
-        yield from ("", f"### `creditflow {name}`", "", _text((command.help or "").replace("\f", "")), "")
+        about = re.sub(r"(?m)^(Example: )(.+)", r"\1`\2`", command.help or "")
+        yield from ("", f"### `creditflow {name}`", "", _text(about), "")
         yield from _table(("argument or option", "default", "meaning"), map(_parameter, command.params))
 
 
@@ -171,7 +172,7 @@ def _parameter(parameter: Any) -> Sequence[str]:
         names = parameter.metavar or parameter.name.upper()
     else:
         names = f"{', '.join(parameter.opts + parameter.secondary_opts)} {parameter.metavar or ''}".strip()
-    default = "" if parameter.default in (True, False, "") else _default(parameter.default)
+    default = "" if isinstance(parameter.default, bool) or parameter.default == "" else _default(parameter.default)
     return _code(names), "required" if parameter.required else default, parameter.help or ""
 
 
