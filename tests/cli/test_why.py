@@ -188,9 +188,9 @@ def test_why_shows_each_part_in_reward_and_in_advantage(ledger: Ledger) -> None:
         lines = why(ledger.path, assignment.batch.step_ids[s], "--exact")
         rows = {line.split()[0]: line.split()[-2:] for line in lines[-8:-1] if line}
         factor = assignment.advantage.weight_S[s] / assignment.advantage.divisor_S[s]
-        assert rows["own"] == [f"{assignment.credit.own_S[s]:+}", f"{factor * assignment.credit.own_S[s]:+}"]
+        assert rows["own"] == [f"{assignment.credit.own_S[s]:+.6g}", f"{factor * assignment.credit.own_S[s]:+}"]
         assert rows["baseline"] == [
-            f"{-assignment.advantage.baseline_S[s]:+}",
+            f"{-assignment.advantage.baseline_S[s]:+.6g}",
             f"{-factor * assignment.advantage.baseline_S[s]:+}",
         ]
         assert any(line.startswith("units: ") for line in lines)

@@ -73,7 +73,7 @@ def with_dummy(distribution: Path, command: str, *words: str) -> str:
 
 
 def test_dummy_engine_trains_a_recipe(distribution):
-    assert "after training, on " in with_dummy(distribution, "train", "trainer.default_local_dir=run")
+    assert "validation, on " in with_dummy(distribution, "train", "trainer.default_local_dir=run")
     assert '"engine": "dummy"' in (distribution.parent / "run" / "run.json").read_text()
 
 

@@ -46,13 +46,13 @@ def _rule_line(assignment: Assignment) -> str:
     return f"rule: {plain(in_yaml(assignment.options.propagation.spec()))}"
 
 
-def tree(explanation: Explanation, *, exact: bool = False) -> list[str]:
+def tree(explanation: Explanation, *, exact: bool = True) -> list[str]:
     """The lines of `Explanation.tree`, without control characters, with four digits or with six."""
     lines = [plain(line, _LINE) for line in explanation.tree()]
     return lines if exact else [_VALUE.sub(lambda match: f"{float(match[0]):.4g}", line) for line in lines]
 
 
-def terms(explanation: Explanation, *, exact: bool = False) -> list[str]:
+def terms(explanation: Explanation, *, exact: bool = True) -> list[str]:
     """A table of the parts that sum to the advantage, with four digits or all; the last line is the advantage.
 
     Each part is given in units of reward, as in the tree, and in those of the advantage: times weight / divisor.
@@ -60,9 +60,9 @@ def terms(explanation: Explanation, *, exact: bool = False) -> list[str]:
     total = repr(explanation.advantage) if exact else f"{explanation.advantage:.4g}"
     if not explanation.terms:
         return [explanation.operations[-1].note or "there are no parts", f"= {total}"]
-    shown = "+" if exact else "+.4g"
+    reward, shown = ("+.6g", "+") if exact else ("+.4g", "+.4g")
     rows = [("part", "in reward", "x weight / divisor = in advantage")]
-    rows += [(plain(part.name), format(part.in_reward, shown), format(part.value, shown)) for part in explanation.terms]
+    rows += [(plain(p.name), format(p.in_reward, reward), format(p.value, shown)) for p in explanation.terms]
     if explanation.rounding and exact:
         rows.append(("rounding", "", f"{explanation.rounding:+}"))
     return [*aligned(rows, left=(0,)), f"= {total}"]
@@ -74,8 +74,8 @@ def harmless_lines(explanation: Explanation, assignment: Assignment, s: int) -> 
         return []
     agent = assignment.batch.agent_names[assignment.batch.agent_of_step[s]]
     rates = assignment.fit.facts["model"]["agents"][agent]
-    score = "This step has no score."
-    if assignment.rewards.scored_S[s]:
+    score = "No score of this step takes part."
+    if assignment.rewards.scored_S[s] and assignment.options.decomposed:
         place = int(bins(assignment.rewards.sub_reward_S[s]))
         wrong, right = (f"{of[place]:.0%}" for of in rates["scores"])
         score = f"{_BINS[place]}, as here, comes from {wrong} of the steps that do harm and {right} of the others."
