@@ -42,8 +42,8 @@ WRONG: dict[str, list[tuple[dict, str]]] = {
     "creditflow.rewards.builtin.kl:KlToReference": [
         ({"estimator": "k3"}, "estimator: expected one of kl, abs, mse, low_var_kl, got 'k3'"),
         ({"per": "line"}, "per: expected token or step, got 'line'"),
-        ({"limit": 0}, "limit: expected a number above 0, got 0"),
-        ({"limit": math.nan}, "limit: expected a number above 0, got nan"),
+        ({"limit": 0}, "limit: expected a number above 0 and of at most 1000, got 0"),
+        ({"limit": math.nan}, "limit: expected a number above 0 and of at most 1000, got nan"),
     ],
     "overlong": [
         ({"max_length": 0, "cache_length": 0}, "max_length of 1 token or more, got 0"),
