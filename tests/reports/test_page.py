@@ -105,9 +105,13 @@ def test_head_names_what_was_trained(tmp_path: Path) -> None:
         "algorithm": {"propagation": "threshold", "adv_estimator": "grpo", "group_by": "agent"},
         "actor_rollout_ref": {"model": {"path": "smollm2"}, "actor": {"optim": optim}},
         "data": {"train_files": "tasks.py:make", "val_files": None},
+        "policies": {
+            "judge": {"model": {"path": None}, "endpoint": {"model": "remote"}, "optim": {}},
+            "small": {"model": {"path": None}, "endpoint": None, "optim": {"lr": 1e-5}},
+        },
     }
     facts = {
-        "recipe": "chain", "engine": "local", "seed": 7, "python": "3.11.7", "versions": {"torch": "2.13.0"},
+        "recipe": "chain", "engine": "local", "seed": 1234, "python": "3.11.7", "versions": {"torch": "2.13.0"},
         "tasks": {"data.train_files": "4096 tasks"}, "parameters": 339072, "config": config,
     }  # fmt: skip
     folder = RunFolder.create(tmp_path / "run", facts, "")
@@ -118,11 +122,11 @@ def test_head_names_what_was_trained(tmp_path: Path) -> None:
     assert rows.pop("rule").startswith("threshold (w_r: 1.0, ")
     assert rows == {
         "advantage": "grpo, grouped by task",  # as the step file records, which a recredit changes
-        "model": "smollm2, 339,072 parameters",
-        "learning rate": "0.0006, cosine",
+        "model": "remote, smollm2, 339,072 parameters",
+        "learning rate": "0.0006, small 1e-05, cosine",
         "training data": "tasks.py:make, 4096 tasks",
         "recorded": "training steps 1, trajectories 16, steps 96",
-        "run": "chain, engine local, seed 7",
+        "run": "chain, engine local, seed 1234",
         "versions": "torch 2.13.0, Python 3.11.7",
     }
 
@@ -193,6 +197,12 @@ def test_transcript_shows_texts_and_numbers_of_each_step(ledger: Ledger, tmp_pat
             assert f"{'open' if made.credit.gate_open_S[s] else 'closed'} gate" in said
             assert f"credit {made.credit.total_S[s]:+.3f}".replace("+0.000", "0.000") in said
             assert f"advantage {advantage:+.3f} {'raised' if advantage > 0 else 'lowered'}" in said
+            for colour in (
+                page.locator(f'g[data-node="{trajectory}/{index}"] circle.step').get_attribute("fill"),
+                step.locator(".value").get_attribute("style"),
+            ):
+                red, _, blue = map(int, re.findall(r"\d+", colour))
+                assert (blue > red) == (advantage > 0)  # whatever the sign of its credit
         assert not re.search("prais|blam|reward(ed|s)", page.inner_text("main"))
 
 

@@ -119,12 +119,17 @@ def head(ledger: Ledger, index: Index) -> dict[str, Any]:
 def _facts(ledger: Ledger, index: Index, counts: Mapping[str, int]) -> list[tuple[str, str, str]]:
     run, options = ledger.run, settings(ledger, index)
     tasks, versions = (dict(run[key]) if isinstance(run.get(key), dict) else {} for key in ("tasks", "versions"))
+    policies = dict.fromkeys(key.split(".")[1] for key in options if key.startswith("policies."))
+    own_rates = {policy: options.get(f"policies.{policy}.optim.lr") for policy in policies}
+    rates = [f"{policy} {rate}" for policy, rate in own_rates.items() if rate is not None]
+    models = dict.fromkeys(in_yaml(of) for policy in policies or [""] if (of := _model(options, policy)) is not None)
+    size = f"{n:,} parameters" if isinstance(n := run.get("parameters"), int) else None
     done = {"training steps": len(ledger.steps), **counts}
     rows: list[tuple[str, list[Any], str]] = [
         ("rule", [_rule(index)], "algorithm.propagation"),
         ("advantage", [options.get(_ESTIMATOR), _after("grouped by ", options.get("algorithm.group_by"))], _ESTIMATOR),
-        ("model", [*_models(options), _after("", run.get("parameters"), " parameters")], _MODEL),
-        ("learning rate", [options.get(f"{_OPTIMIZER}.{key}") for key in ("lr", "lr_scheduler_type")], _OPTIMIZER),
+        ("model", [*models, size], _MODEL),
+        ("learning rate", [options.get(_RATE), *rates, options.get(f"{_OPTIMIZER}.lr_scheduler_type")], _OPTIMIZER),
         *(
             (name, [options.get(key), tasks.get(key)], key)
             for name, key in (("training data", "data.train_files"), ("validation data", "data.val_files"))
@@ -139,18 +144,18 @@ def _facts(ledger: Ledger, index: Index, counts: Mapping[str, int]) -> list[tupl
     return [(name, cut(", ".join(parts), 400), key) for name, parts, key in shown if parts]
 
 
-def _after(word: str, value: Any, unit: str = "") -> str | None:
-    return None if value is None else f"{word}{f'{value:,}' if isinstance(value, int) else value}{unit}"
+def _after(word: str, value: Any) -> str | None:
+    return None if value is None else f"{word}{value}"
 
 
-def _models(options: Mapping[str, Any]) -> list[Any]:
-    """The models of the policies; the default model where none has its own."""
-    paths = [options[key] for key in options if re.fullmatch(r"policies\..*\.model\.path", key) and options[key]]
-    return list(dict.fromkeys(paths)) or [options.get(_MODEL)]
+def _model(options: Mapping[str, Any], policy: str) -> Any:
+    """The model of a policy: its own, that of its endpoint, or the default."""
+    own = (options.get(f"policies.{policy}.{key}") for key in ("model.path", "endpoint.model"))
+    return next(filter(None, own), options.get(_MODEL))
 
 
 _ESTIMATOR, _MODEL = "algorithm.adv_estimator", "actor_rollout_ref.model.path"
-_OPTIMIZER = "actor_rollout_ref.actor.optim"
+_OPTIMIZER, _RATE = "actor_rollout_ref.actor.optim", "actor_rollout_ref.actor.optim.lr"
 
 
 def _rule(index: Index) -> str | None:
