@@ -84,6 +84,7 @@ def test_docs_name_exactly_the_columns_of_a_step_file(tmp_path: Path) -> None:
         credit_options(adv_estimator="gae", **{**by_token, "propagation": "own"}),
         credit_options(adv_estimator="reinforce_plus_plus", gamma_token=0.5),
         credit_options(propagation="calibrated"),
+        credit_options(propagation="decoupled"),
         credit_options(propagation="posterior"),
     ]
     for number, options in enumerate(chosen, 1):
