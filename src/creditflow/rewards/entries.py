@@ -439,7 +439,8 @@ def _pattern(pattern: str | None, agents: Sequence[str], key: str) -> re.Pattern
     except re.error as error:
         raise RewardError(f"{key}: agent_match {pattern!r} is not a regular expression: {error}") from error
     if agents and not any(compiled.search(agent) for agent in agents):
-        raise RewardError(f"{key}: agent_match {pattern!r} matches none of the team's agents: {', '.join(agents)}")
+        names = f"{', '.join(agents)}{did_you_mean(pattern, agents)}"
+        raise RewardError(f"{key}: agent_match {pattern!r} matches none of the team's agents: {names}")
     return compiled
 
 
