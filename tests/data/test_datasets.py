@@ -112,8 +112,8 @@ def test_missing_task_function_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"data_source": "mine", ', r"t.jsonl:2: not a line of JSON"),
-        ("[" * 100_000, r"t.jsonl:2: not a line of JSON"),
+        ('{"data_source": "mine", ', r"t.jsonl:2: not a line of JSON: [^:]*, column 2[34]$"),
+        ("[" * 100_000, r"t.jsonl:2: not a line of JSON: maximum recursion depth"),
         ("[1, 2]", r"t.jsonl:2: expected a JSON object, got list"),
         ({"data_source": "mine"}, r"t.jsonl:2: missing prompt, reward_model .* got data_source"),
         ({**ROW, "prompt": "How many?"}, r"t.jsonl:2: prompt: expected a list of messages"),

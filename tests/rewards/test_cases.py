@@ -101,6 +101,7 @@ def test_output_is_compared_line_by_line_as_text(printed):
         ("[" * 100_000, "neither|nested"),
         (["assert f(1) == " + "1" * 1_000_000], "at most 1000000 characters"),
         ([{"input": "1", "output": "1", "testtype": "functional"}], "test 0: expected the function's name"),
+        ([{"input": "[1,\n2", "output": "1", "fn_name": "f"}], "^test 0: [^:]*, column 4$"),
         ([{"input": "1", "output": "1", "type": "regex"}], "test 0: expected a test of type"),
         ({"language": "cpp", "test_cases": [{"input": "1", "output": "1"}]}, "Python programs, got language 'cpp'"),
         (None, "expected tests, got None"),

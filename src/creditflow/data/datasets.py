@@ -21,7 +21,7 @@ from creditflow.data.dataset_folders import SUFFIXES, Split, parts_of_folder, sa
 from creditflow.data.sources import SOURCES, source_of
 from creditflow.data.trajectory import Task, content_text, without_nulls
 from creditflow.data.validation import shown
-from creditflow.errors import CreditflowError, DataError, first_line
+from creditflow.errors import CreditflowError, DataError, first_line, json_fault
 
 _COLUMNS = ("data_source", "prompt", "reward_model", "extra_info", "question", "answer")
 """Columns that tasks are made of: verl's, and those of published GSM8K."""
@@ -203,9 +203,9 @@ def _jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
+                row = json.loads(line.rstrip())
             except (ValueError, RecursionError) as error:  # ValueError: not JSON, or not UTF-8
-                raise DataError(f"{path}:{number}: not a line of JSON: {error}") from error
+                raise DataError(f"{path}:{number}: not a line of JSON: {json_fault(error)}") from error
             _expect(row, dict, f"{path}:{number}", "a JSON object")
             yield number, row
 

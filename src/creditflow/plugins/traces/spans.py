@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from creditflow._utils.install import needs
-from creditflow.errors import DataError, first_line
+from creditflow.errors import DataError, first_line, json_fault
 
 LIST_TYPES = (list, tuple)
 """A tuple, as `list | tuple` would make a new type at every check, dozens of times per span."""
@@ -149,7 +149,7 @@ def json_values(data: bytes, path: Path) -> Iterator[Any]:
             yield json.loads(line)
         except (ValueError, RecursionError) as error:
             if number < len(lines):
-                place = f"line {number} of those that are not empty: {first_line(error)}"
+                place = f"line {number} of those that are not empty: {json_fault(error)}"
                 raise DataError(f"{path}: {place}; expected one JSON value, or one in each line") from error
             warnings.warn(f"{path}: line {number}, the last, is torn; all before it is read", stacklevel=2)
 

@@ -18,6 +18,7 @@ from functools import lru_cache
 from itertools import groupby, zip_longest
 from typing import Any, NamedTuple
 
+from creditflow.errors import json_fault
 from creditflow.rewards.support.code_runner import decoded, encoded
 from creditflow.rewards.support.usual_names import usual_imports, usual_names
 
@@ -190,7 +191,7 @@ def read_tests(truth: Any) -> tuple[Case, ...]:
         try:
             tests.append(_of_one(test))
         except ValueError as error:
-            raise ValueError(f"test {i}: {error}") from error
+            raise ValueError(f"test {i}: {json_fault(error)}") from error
     if all(isinstance(test, InputOutput) and not test.output.strip() for test in tests):
         raise ValueError("expected a test with an output, got empty ones, which any program passes")
     return tuple(tests)
