@@ -214,16 +214,17 @@ def test_dynamic_sampling_stops_after_max_num_gen_batches(recipe_file: Path) -> 
     assert (row["rollout/gen_batches"], row["rollout/filtered_frac"]) == (3, 1)
 
 
-def test_truncation_is_reported_in_step_one(recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_truncation_is_reported_once_in_step_one(recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts = run(recipe_file, "prompts", "data.max_prompt_length=4", *ONE_STEP)
     share = read_metrics(prompts)[0]["rollout/truncated_frac"]
     assert 0.1 < share < 1.0
     printed = capsys.readouterr().err
-    assert f"warning: {share:.0%} of the first step's trajectories were truncated: a prompt was longer" in printed
+    assert f"warning: {share:.0%} of the first step's trajectories were truncated otherwise: by data." in printed
 
     responses = run(recipe_file, "responses", "data.max_response_length=2", *ONE_STEP)
     batch = read_parquet(responses / "steps" / "000001.parquet")
     printed = capsys.readouterr().err
+    assert "trajectories were truncated" not in printed
     for agent in batch.agent_names:
         own = [step for trajectory in batch.to_trajectories() for step in trajectory.steps if step.agent == agent]
         cut = sum("finish_reason" in step.info for step in own)

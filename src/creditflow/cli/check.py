@@ -133,20 +133,17 @@ def _warnings(
 ) -> list[str]:
     """Warnings about the rollouts and their credit, one sentence each."""
     recipe = components.recipe
-    warnings = list(recipe.notices)
-    warnings += [str(finding) for finding in lint(assignment)]
+    warnings = [*recipe.notices, *map(str, lint(assignment))]
     if (idle := idle_gate(assignment)) is not None and str(idle) not in warnings:
         warnings.append(str(idle))
-    acting = set(assignment.batch.agent_names)
-    warnings += [f"{agent} made no step" for agent in recipe.config.team.agents if agent not in acting]
+    warnings += [f"{a} made no step" for a in recipe.config.team.agents if a not in assignment.batch.agent_names]
     if silent := [t for t in trajectories if t.answer is None and not _ERROR_KEYS.intersection(t.info)]:
         warnings.append(
             f"{len(silent)} of {len(trajectories)} trajectories have no answer: the workflow returned None "
             f"({of_function(components.workflow)}); is a `return` missing?"
         )
     warnings += _unfinished_warnings(trajectories, recipe.config.actor_rollout_ref.rollout.n)
-    longest = recipe.config.data.max_response_length
-    warnings += [cut.text(longest) for cut in truncations(assignment.batch)]
+    warnings += [cut.text(recipe.config.data.max_response_length) for cut in truncations(assignment.batch)]
     if errors := [str(t.info["agent_error"]) for t in trajectories if "agent_error" in t.info]:
         warnings.append(
             f"in {len(errors)} of {len(trajectories)} trajectories an agent made an error (outcome 0); the first: "

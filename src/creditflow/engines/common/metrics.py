@@ -12,7 +12,7 @@ from creditflow.config import trained_agents
 from creditflow.credit import Assignment, BatchStats, Threshold
 from creditflow.credit.analysis.linter import idle_gate
 from creditflow.credit.analysis.metrics import credit_metrics
-from creditflow.data import TrajectoryBatch
+from creditflow.data import TRAJECTORY_STATUSES, TrajectoryBatch
 from creditflow.engines.common.components import Components
 from creditflow.monitoring.evaluation import Evaluation
 from creditflow.monitoring.metrics import error_metrics, rollout_metrics, sub_reward_metrics
@@ -80,9 +80,7 @@ def status_line(metrics: Mapping[str, float]) -> str:
     parts = [f"{name} {metrics[key]:.3f}" for key, name in names.items() if key in metrics]
     if "timing/step_s" in metrics:
         stages = {"rollout": "rollout", "reward": "reward", "propagation": "credit", "update": "update"}
-        times = [
-            f"{name} {metrics[key]:.1f}" for stage, name in stages.items() if (key := f"timing/{stage}_s") in metrics
-        ]
+        times = [f"{name} {metrics[key]:.1f}" for s, name in stages.items() if (key := f"timing/{s}_s") in metrics]
         parts.append(f"{metrics['timing/step_s']:.1f} s" + (f" ({', '.join(times)})" if times else ""))
     rates = {"sampling": "throughput/response_tokens_per_s", "update": "throughput/update_tokens_per_s"}
     if measured := [f"{name} {metrics[key]:,.0f}" for name, key in rates.items() if key in metrics]:
@@ -110,18 +108,20 @@ def warn_of_first_step(metrics: Mapping[str, float], components: Components, fol
                 f"warning: no signal reached {agent} in the first step; score it, or let the outcome reach it "
                 "(algorithm.outcome_to: all)"
             )
-    if (truncated := metrics.get("rollout/truncated_frac", 0.0)) > _MANY_TRUNCATED:
-        reporter.say(
-            f"warning: {truncated:.0%} of the first step's trajectories were truncated: a prompt was longer, or a "
-            "response would have been, than data.max_prompt_length, data.max_response_length or the model's positions "
-            "allow, or the workflow cut them short; creditflow check shows the first"
-        )
-        longest = components.recipe.config.data.max_response_length
-        for cut in truncations(Ledger.open(folder).read(1).batch):
-            if cut.share > _MANY_TRUNCATED:
-                reporter.say(f"warning: in the first step, {cut.text(longest)}")
-    if "propagation/moved" not in metrics:  # no credit was assigned, or by a rule without flow
-        return
-    assignment = Ledger.open(folder).read(1).assignment
+    if metrics.get("rollout/truncated_frac", 0.0) > _MANY_TRUNCATED:
+        batch, longest = Ledger.open(folder).read(1).batch, components.recipe.config.data.max_response_length
+        cuts = {f"{c.agent} was cut off at ": c for c in truncations(batch) if c.share > _MANY_TRUNCATED}
+        for cut in cuts.values():
+            reporter.say(f"warning: in the first step, {cut.text(longest)}")
+        truncated_N = batch.status_of_trajectory == TRAJECTORY_STATUSES.index("truncated")
+        others_N = truncated_N & [not str(i.get("truncated")).startswith(tuple(cuts)) for i in batch.trajectory_info]
+        if (others := float(others_N.mean())) > _MANY_TRUNCATED:
+            reporter.say(
+                f"warning: {others:.0%} of the first step's trajectories were truncated{' otherwise' * bool(cuts)}: by "
+                "data.max_prompt_length, data.max_response_length, the model's positions or the workflow; creditflow "
+                "check shows the first"
+            )
+    # Without the metric no credit was assigned, or by a rule without flow.
+    assignment = Ledger.open(folder).read(1).assignment if "propagation/moved" in metrics else None
     if assignment is not None and (finding := idle_gate(assignment)) is not None:
         reporter.say(f"warning: {finding.message}")
