@@ -55,7 +55,7 @@ WIDER = "groups of a single trajectory (group_by task): 1; their steps are compa
     ("code", "trajectories", "options", "message"),
     [
         ("singletons", [*sound(), LONE], BY_TASK, WIDER),
-        ("no_baseline", [*sound(), JUDGED], {}, "another trajectory to compare with, which train on 0: 1"),
+        ("singletons", [*sound(), JUDGED], {}, "wider group or, without one, train on 0 (steps: 1; one is t2.0)"),
         ("mixed_prompts", [*sound(), planned("t2", prompt="other")], {}, "Task q0: 'q' and 'other'"),
         ("no_variance", TIED, {}, "1 of 1 groups have no variance"),
         ("no_variance", TIED, {}, "agent=plan turn=0"),
@@ -68,6 +68,11 @@ WIDER = "groups of a single trajectory (group_by task): 1; their steps are compa
 )
 def test_problem_is_reported_with_numbers(code, trajectories, options, message):
     assert message in said(code, *trajectories, **options)
+
+
+@pytest.mark.parametrize(("lone", "options"), [(LONE, BY_TASK), (JUDGED, {})], ids=["wider group", "no group"])
+def test_lone_group_has_one_finding(lone, options):
+    assert [finding.code for finding in findings(*sound(), lone, **options)] == ["singletons"]
 
 
 def test_critic_recipe_is_checked_without_a_critic():

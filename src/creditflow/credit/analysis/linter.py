@@ -75,9 +75,8 @@ def _never_scored(a: Assignment) -> Problems:
         gates = "its gates are always open, and " if rule.gated else ""
         paid_S = matched_S if a.credit.paid_S is None else matched_S | (a.credit.paid_S != 0.0)
         paid = set(a.batch.agent_of_step[paid_S].tolist())
-        for i, agent in enumerate(a.batch.agent_names):
-            if i not in paid:
-                yield "never_scored", f"{agent} is never scored: {gates}it has no reward of its own"
+        for i in sorted(set(range(len(a.batch.agent_names))) - paid):
+            yield "never_scored", f"{a.batch.agent_names[i]} is never scored: {gates}it has no reward of its own"
 
 
 def idle_gate(a: Assignment) -> LintFinding | None:
@@ -132,16 +131,12 @@ def _groups(a: Assignment) -> Problems:
     """Report steps that are compared with a wider group, with none, or with equal credits alone."""
     trained_S, group_S, tied_S = a.groups.trained_S, a.groups.group_S, a.groups.tied_S
     if a.groups.singletons:
+        alone = [a.batch.step_ids[s] for s in np.flatnonzero(trained_S & (group_S < 0)).tolist()]
+        none = f" or, without one, train on 0 (steps: {len(alone)}; one is {alone[0]})" if alone else ""
         yield (
             "singletons",
             f"groups of a single trajectory (group_by {a.options.group_by}): {a.groups.singletons}; their steps are "
-            "compared with a wider group. More rollouts of each task (rollout.n) or a coarser group_by help",
-        )
-    if (alone := np.flatnonzero(trained_S & (group_S < 0))).size:
-        step = a.batch.step_ids[alone[0]]
-        yield (
-            "no_baseline",
-            f"steps without another trajectory to compare with, which train on 0: {alone.size}; one is {step}",
+            f"compared with a wider group{none}. More rollouts of each task (rollout.n) or a coarser group_by help",
         )
     if (tied := np.flatnonzero(trained_S & (group_S >= 0) & tied_S)).size:
         n_tied, n_groups = len(np.unique(group_S[tied])), len(np.unique(group_S[trained_S & (group_S >= 0)]))
