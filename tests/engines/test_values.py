@@ -82,6 +82,25 @@ def test_interval_covers_the_correlation_with_few_tasks() -> None:
     assert covered / 300 > 0.91
 
 
+@pytest.mark.parametrize("scale", [1e-200, 1e-10, 1e10])
+def test_fidelity_is_independent_of_the_scale(scale) -> None:
+    rng = np.random.default_rng(1)
+    credit, after, before = rng.normal(size=60), rng.integers(0, 3, (60, 8)), rng.integers(0, 3, (60, 8))
+    expected = fidelity(credit, measured(after, before, np.arange(60) // 6))
+    assert math.isfinite(expected.correlation.value)
+    found = fidelity(scale * credit, measured(scale * after, scale * before, np.arange(60) // 6))
+    assert found == expected
+
+
+@pytest.mark.parametrize("scale", [1e-10, 1.0, 1e10])
+def test_values_of_rounding_alone_have_no_rank(scale) -> None:
+    rng = np.random.default_rng(0)
+    after = scale * rng.random((30, 8))
+    before = rng.permuted(after, axis=1)
+    assert (after.mean(axis=1) != before.mean(axis=1)).any()
+    assert math.isnan(fidelity(np.arange(30.0), measured(after, before, np.arange(30) // 5)).correlation.value)
+
+
 def test_fidelity_without_a_known_value_is_undefined() -> None:
     found = fidelity(np.ones(2), measured(np.full((2, 2), math.nan), np.zeros((2, 2)), [0, 1]))
     assert (found.decisions, found.tasks) == (0, 0)

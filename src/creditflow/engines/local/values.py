@@ -65,7 +65,7 @@ class DecisionValues:
     @property
     def value_D(self) -> Floats:
         """[D] the values; NaN without a return on either side."""
-        return _mean(self.after_DK) - _mean(self.before_DK)
+        return _differences(self.after_DK, self.before_DK)
 
     @property
     def error_D(self) -> Floats:
@@ -145,14 +145,11 @@ def noise_ceiling(after_DK: Floats, before_DK: Floats, weight_RD: Floats) -> Sha
 
 def _reliability(after_DK: Floats, before_DK: Floats, weight_RD: Floats, size: int) -> Floats:
     """[R] the mean rank correlation of values from two disjoint sets of `size` continuations; the sets never vary."""
-    rng, k = np.random.default_rng(0), after_DK.shape[1]
+    rng, k, parts = np.random.default_rng(0), after_DK.shape[1], (slice(0, size), slice(size, 2 * size))
     correlation_PR = []
     for _ in range(_SPLITS):
         after, before = rng.permutation(k), rng.permutation(k)
-        first_D, second_D = (
-            _mean(after_DK[:, after[at]]) - _mean(before_DK[:, before[at]])
-            for at in (slice(0, size), slice(size, 2 * size))
-        )
+        first_D, second_D = (_differences(after_DK[:, after[at]], before_DK[:, before[at]]) for at in parts)
         known_D = np.isfinite(first_D) & np.isfinite(second_D)
         correlation_PR.append(spearman(first_D[known_D], second_D[known_D], weight_RD[:, known_D]))
     return _mean(np.stack(correlation_PR, axis=1))
@@ -171,8 +168,9 @@ def spearman(a_X: Floats, b_X: Floats, weight_RX: Floats) -> Floats:
 
 
 def _ranks(value_X: Floats, weight_RX: Floats) -> Floats:
-    """[R, X] the mean rank of each row among the weighted rows. Values equal to 9 decimals are ties."""
-    _, level_X, count_L = np.unique(value_X.round(9), return_inverse=True, return_counts=True)
+    """[R, X] the mean rank of each row among the weighted rows. Ties are equal to 9 decimals of the largest value."""
+    scaled_X = value_X / (abs(value_X).max() or 1.0)
+    _, level_X, count_L = np.unique(scaled_X.round(9), return_inverse=True, return_counts=True)
     below_RX = np.cumsum(weight_RX[:, np.argsort(level_X, kind="stable")], axis=1)
     end_RL = below_RX[:, np.cumsum(count_L) - 1]
     start_RL = np.column_stack([np.zeros(len(weight_RX)), end_RL[:, :-1]])
@@ -188,6 +186,13 @@ def leave_one_out(task_X: Ints) -> Floats:
 def _mean(value_DK: Floats) -> Floats:
     """[D] means of the known entries; NaN if all are unknown."""
     return np.asarray(np.ma.masked_invalid(value_DK).mean(axis=1).filled(np.nan))
+
+
+def _differences(after_DK: Floats, before_DK: Floats) -> Floats:
+    """[D] differences of the means; 0 if they differ by rounding alone, which would have a rank where all are equal."""
+    difference_D, returns = _mean(after_DK) - _mean(before_DK), np.stack([after_DK, before_DK])
+    least = 1e-9 * np.max(abs(returns), where=np.isfinite(returns), initial=0.0)
+    return np.where(abs(difference_D) <= least, 0.0, difference_D)
 
 
 def _squared_error(value_DK: Floats) -> Floats:
