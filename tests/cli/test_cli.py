@@ -53,12 +53,15 @@ def test_invalid_settings_are_refused(here, override, message):
     assert list(here.iterdir()) == []
 
 
+NO_RECIPE = "no such recipe; `creditflow recipes` lists the shipped"
+
+
 @pytest.mark.parametrize("command", ["train", "check", "eval"])
 def test_missing_files_are_refused(here, command):
     message = refused(command, TOY, "data.train_files=nowhere.jsonl")
     assert message.startswith("data.train_files: no file 'nowhere.jsonl' in ") or command == "eval"
     assert "nowhere.jsonl" in message
-    assert refused(command, "nowhere.yaml") == "nowhere.yaml: no such recipe"
+    assert refused(command, "nowhere.yaml") == f"nowhere.yaml: {NO_RECIPE}"
     assert list(here.iterdir()) == []
 
 
@@ -313,7 +316,7 @@ def test_module_runs_like_the_command(here):
         [sys.executable, "-m", "creditflow", "train", "nowhere.yaml"], capture_output=True, text=True, check=False
     )
 
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", "error: nowhere.yaml: no such recipe\n")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: nowhere.yaml: {NO_RECIPE}\n")
 
 
 def test_import_loads_numpy_and_no_heavier_modules():

@@ -321,6 +321,11 @@ def test_remote_host_needs_a_flag():
 def test_busy_port_is_reported(tmp_path):
     with bound("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        assert f"127.0.0.1:{port} cannot be had" in refused("serve", RECIPE, "--port", port, "-o", tmp_path)
-        with pytest.raises(InputError, match="cannot be had"):
-            bound("127.0.0.1", port)
+        message = f"--port: 127.0.0.1:{port} is taken or reserved; 0 takes a free one"
+        assert refused("serve", RECIPE, "--port", port, "-o", tmp_path) == message
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "a..b"], ids=["elsewhere", "no name"])
+def test_host_of_another_machine_is_refused(host):
+    with pytest.raises(InputError, match=f"^--host: expected an address of this machine, got '{host}'$"):
+        bound(host, 0)

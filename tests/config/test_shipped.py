@@ -41,8 +41,9 @@ def test_unknown_recipe_names_the_nearest(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"^arithmetic_chian: no such recipe \(did you mean 'arithmetic_chain'\?\)$"):
         load_recipe("arithmetic_chian")
     (tmp_path / "child.yaml").write_text("extends: nobody.yaml\n")
-    with pytest.raises(ConfigError, match=r"nobody\.yaml: no such recipe"):
-        load_recipe("child.yaml")
+    for name in ("child.yaml", "child.yaml/nobody.yaml"):
+        with pytest.raises(ConfigError, match=r"nobody\.yaml: no such recipe; `creditflow recipes` lists the shipped$"):
+            load_recipe(name)
     with pytest.raises(ConfigError, match=r"chlid\.yml: no such recipe \(did you mean '.*/child\.yaml'\?\)$"):
         load_recipe(tmp_path / "chlid.yml")
     with pytest.raises(ConfigError, match=r"^logic_single: no such recipe; removed in 0\.1: use `sums_single`"):

@@ -415,7 +415,7 @@ def test_view_refuses_a_remote_host_and_a_taken_port(ledger: Ledger) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert f"--port: 127.0.0.1:{port} cannot be had" in refused("view", ledger.path, "--port", port)
+        assert f"--port: 127.0.0.1:{port} is taken or reserved" in refused("view", ledger.path, "--port", port)
 
 
 def test_pages_of_empty_and_damaged_runs_state_the_reason(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -53,9 +54,11 @@ def bound(host: str, port: int) -> socket.socket:
     try:
         listening.bind((host, port))
         listening.listen(1024)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         listening.close()
-        raise InputError(f"--port: {host}:{port} cannot be had: {error.strerror}; 0 takes a free one") from error
+        if getattr(error, "errno", 0) in (errno.EADDRINUSE, errno.EACCES):
+            raise InputError(f"--port: {host}:{port} is taken or reserved; 0 takes a free one") from error
+        raise InputError(f"--host: expected an address of this machine, got {host!r}") from error
     return listening
 
 

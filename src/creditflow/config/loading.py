@@ -315,11 +315,11 @@ def _layers(path: Path) -> list[dict[str, Any]]:
         seen.add(path.resolve())
         try:
             layer: Any = OmegaConf.to_container(OmegaConf.load(path))
-        except (FileNotFoundError, IsADirectoryError):
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             beside = sorted(map(str, (path if path.is_dir() else path.parent).glob("*.yaml")))
             meant = beside[0] if path.is_dir() and beside else path
             hint = removed_hint(f"recipe {path.stem}") or did_you_mean(meant, [*beside, *shipped_recipes()])
-            raise ConfigError(f"{path}: no such recipe{hint}") from None
+            raise ConfigError(f"{path}: no such recipe{hint or '; `creditflow recipes` lists the shipped'}") from None
         except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
             raise ConfigError(f"{path}: not readable as YAML: {_yaml_fault(error)}") from error
         if not isinstance(layer, dict):
@@ -363,7 +363,8 @@ def _spell_out_endpoints(keys: Any) -> None:
 def _yaml_fault(error: Exception) -> str:
     """The parser's message, with its line number if there is one."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-    return f"line {mark.line + 1}: {problem}" if mark and problem else first_line(error)
+    place = f"line {mark.line + 1}: {problem}" if mark and problem else ""
+    return place or getattr(error, "strerror", "") or first_line(error)
 
 
 def different_options(before: Any, now: Any, path: str = "") -> Iterator[str]:
