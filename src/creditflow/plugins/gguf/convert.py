@@ -138,7 +138,7 @@ def _expect_convertible(file: Path, metadata: Mapping[str, Any]) -> str:
 def convert(source: Source, target: Path) -> Origin:
     """Write a GGUF file as a Hugging Face folder; `target` appears when it is complete.
 
-    Raises ModelError for files that are no GGUF, or of an architecture that transformers does not read, and InputError
+    Raises ModelError for files in another format, or of an architecture that transformers does not read, and InputError
     if a package is missing or `target` holds something else. Warns of an unknown pre-tokenizer.
     """
     expect_reader()
@@ -158,7 +158,7 @@ def convert(source: Source, target: Path) -> Origin:
 
 
 def converted(source: Source, target: Path) -> Origin | None:
-    """The origin of `target` if it is the converted source, and None if there is no such folder, or an empty one.
+    """The origin of `target` if it is the converted source, and None if the folder is missing or empty.
 
     Raises InputError if there is something else, or if a file is missing.
     """

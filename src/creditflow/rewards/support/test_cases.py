@@ -102,7 +102,7 @@ class TestProgram(NamedTuple):
     ask: Mapping[str, Any]
     """The program, for the runner; see `read_program`."""
     reports: Sequence[int]
-    """Indices of the parts that must be reported to have passed; the number of parts stands for the program's end."""
+    """Indices of the parts that must be reported to have passed; the number of parts means the end of the program."""
 
     def stdin(self, nonce: str) -> bytes:
         """The program, with the nonce that proves its reports."""
@@ -383,7 +383,7 @@ assert pytest.main(options, [unfinished := Unfinished()]) == 0 and not unfinishe
 def parsed(code: str) -> tuple[ast.Module, set[str]]:
     """The tree of Python code, and the names that it neither defines nor imports, without Python's own.
 
-    Raises ValueError if it is no Python.
+    Raises ValueError for anything but Python.
     """
     try:
         tree, tables = ast.parse(code), [symtable.symtable(code, "code", "exec")]
