@@ -307,7 +307,11 @@ def test_view_follows_a_run_and_filters_all_trajectories(tmp_path: Path) -> None
         such = {int(batch.trajectory_of_step[s]) for s in range(batch.n_steps)
                 if batch.agent_of_step[s] == verifier and not made.credit.gate_open_S[s]}  # fmt: skip
         expect(page.locator("#found")).to_have_text(re.compile(f"^{len(such)} trajectories;"))
-        page.locator("#list [data-trajectory]").first.click()
+        row = page.locator("#list [data-trajectory]").first
+        row.click()
+        page.wait_for_selector(
+            f"#told:has-text('trajectory {row.get_attribute('data-trajectory')} is shown')", state="attached"
+        )
         page.locator("#steps summary").first.click()
         page.wait_for_selector("[data-part=why]")
         page.locator("span.token").last.click()
