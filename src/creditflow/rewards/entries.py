@@ -271,7 +271,7 @@ def _weight(weight: float, entry: RewardFunctionConfig, level: Level, key: str, 
         raise RewardError(f"{key}: {word} belongs to the sum, not to a part of it")
     if part_of is None and level == "outcome" and (entry.agent_match is not None or weight != 1):
         raise RewardError(
-            f"{key}: an outcome has no agent_match and no weight of its own (algorithm.w_o weighs it); "
+            f"{key}: an outcome has no agent_match and no weight (the rule's w_o weighs it); "
             "to score an agent's steps, set level: step"
         )
     return float(weight)

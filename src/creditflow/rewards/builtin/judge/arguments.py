@@ -92,7 +92,7 @@ def _text(name: str, text: object) -> str:
     try:
         return Path(text).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{name}: cannot read the file {text}: {error}") from error
+        raise ValueError(f"{name}: cannot read the file {text}: {getattr(error, 'strerror', error)}") from error
 
 
 def body_of(
