@@ -203,7 +203,9 @@ SICK = {
         (rewards("misleading"), "guard.rules.error_rate=null", "guard.rules.agreement=null", "trainer.test_freq=3")
     ),
     "not_finite": Scenario(prepare=spoil_losses),
-    "shut_out": Scenario((rewards("never_enough", ["digits_right"]), "algorithm.outcome_to=answer")),
+    "shut_out": Scenario(
+        (rewards("never_enough", ["digits_right"]), "algorithm.propagation=threshold", "algorithm.outcome_to=answer")
+    ),
     "huge_lr": Scenario(("actor_rollout_ref.actor.optim.lr=6.0e-3",)),
 }
 

@@ -1,6 +1,6 @@
 """Take the screenshots of the docs: `python docs/pictures/shoot.py RUN TRAJECTORY`.
 
-RUN was trained by `creditflow train arithmetic_chain algorithm.propagation=own trainer.val_before_train=true
+RUN was trained by `creditflow train arithmetic_chain trainer.val_before_train=true
 trainer.test_freq=5 data.val_max_samples=128`; TRAJECTORY is one of its last training step, with raised and with lowered
 steps.
 """
