@@ -36,6 +36,28 @@ def test_recipe_extends_a_shipped_one_by_name(tmp_path):
     assert recipe.config.trainer.total_training_steps == 24
 
 
+def test_files_of_an_extended_recipe_are_beside_it(tmp_path):
+    (base := tmp_path / "base").mkdir()
+    (base / "base.yaml").write_text(
+        "team: {workflow: 'team.py:solve', agents: {solver: {system: notes.md}}}\n"
+        "data: {train_files: [tasks.jsonl, 'other.jsonl']}\n"
+        "reward: {functions: [{fn: 'team.py:right'}, {fn: 'mine.py:right'}]}\n"
+    )
+    for name in ("team.py", "tasks.jsonl"):
+        (base / name).touch()
+    for name in ("team.py", "mine.py", "other.jsonl"):
+        (tmp_path / name).touch()
+    (tmp_path / "mine.yaml").write_text("extends: base/base.yaml\nteam: {agents: {critic: {system: team.py}}}\n")
+    config = load_recipe(tmp_path / "mine.yaml").config
+    assert config.team.workflow == f"{base}/team.py:solve"
+    assert config.data.train_files == [f"{base}/tasks.jsonl", "other.jsonl"]
+    assert [entry.fn for entry in config.reward.functions] == [f"{base}/team.py:right", "mine.py:right"]
+    assert {name: agent.system for name, agent in config.team.agents.items()} == {
+        "solver": "notes.md",
+        "critic": "team.py",
+    }
+
+
 def test_unknown_recipe_names_the_nearest(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"^arithmetic_chian: no such recipe \(did you mean 'arithmetic_chain'\?\)$"):

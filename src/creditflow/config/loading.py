@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import fields, replace
@@ -308,7 +309,7 @@ def _layers(path: Path) -> list[dict[str, Any]]:
     from omegaconf.errors import OmegaConfBaseException
 
     chain: list[dict[str, Any]] = []
-    seen: set[Path] = set()
+    folder, seen = path.parent.resolve(), set[Path]()
     while True:
         if path.resolve() in seen:
             raise ConfigError(f"{path}: `extends` runs in a circle")
@@ -325,10 +326,23 @@ def _layers(path: Path) -> list[dict[str, Any]]:
         if not isinstance(layer, dict):
             raise ConfigError(f"{path}: expected a mapping of options at the top level")
         base = layer.pop("extends", None)
+        if path.parent.resolve() != folder:
+            layer = _with_whole_paths(layer, path.parent.resolve())
         chain.insert(0, {str(key): value for key, value in layer.items()})
         if base is None:
             return chain
         path = find_recipe(str(base), path.parent)
+
+
+def _with_whole_paths(value: Any, folder: Path) -> Any:
+    """A base's values, with files in its folder named by whole paths: the recipe's own folder is another one."""
+    if isinstance(value, dict):
+        return {key: _with_whole_paths(part, folder) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_with_whole_paths(part, folder) for part in value]
+    file = value.partition(":")[0] if isinstance(value, str) else ""
+    found = Path(file).suffix and os.path.isfile(folder / file)  # noqa: PTH113 (the text may be longer than any path)
+    return f"{folder}/{value}" if found else value
 
 
 _ADDRESS = re.compile(r"(policies\.[^.=]+\.endpoint)=(https?://.*)")
