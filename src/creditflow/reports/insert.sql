@@ -22,11 +22,11 @@ FROM {source} WHERE coalesce("index", 0) = 0;
 INSERT INTO trajectories
 WITH done AS (
     SELECT number, count(*) AS n_steps, min(position) FILTER (WHERE wrong) AS first_error,
-           arg_min(agent, position) FILTER (WHERE wrong) AS erring_agent, sum(abs(credit)) AS moved
+           arg_min(agent, position) FILTER (WHERE wrong) AS erring_agent, max(abs(advantage)) FILTER (WHERE trained AND isfinite(advantage)) AS largest
     FROM taken GROUP BY number
 )
 SELECT b.number, b.training_step, b.trajectory_id, uid, status, outcome, ended_right, coalesce(n_steps, 0), first_error,
-       erring_agent, task_key, moved
+       erring_agent, task_key, largest
 FROM begun b LEFT JOIN done USING (number)
 ORDER BY b.number;
 

@@ -14,6 +14,7 @@ from creditflow.reports.html import page
 from creditflow.reports.index import ROW, Index
 from creditflow.reports.overview import overview
 from creditflow.reports.text import number, plain
+from creditflow.reports.why import worth_a_look
 from creditflow.runs import Ledger
 
 SAMPLES = 10
@@ -81,10 +82,10 @@ def samples(ledger: Ledger, index: Index, count: int, first: Sequence[tuple[str,
     """Return `{trajectories, graphs, steps, left_out}` of sample trajectories.
 
     They are rows of the list, their graphs and steps, and sentences on missing parts. Right trajectories and others
-    alternate, those with the most credit first. Samples come from the newest readable training step, and from earlier
-    ones if it has too few. If the texts are too long, the last trajectories are left out. `left_out` covers only parts
-    that the overview does not state. `first`: trajectories, with their training steps, that come first if their
-    training step is among the samples.
+    alternate: first those of steps that are worth a look, then those with the largest advantages, up or down. Samples
+    come from the newest readable training step, and from earlier ones if it has too few. If the texts are too long, the
+    last trajectories are left out. `left_out` covers only parts that the overview does not state. `first`:
+    trajectories, with their training steps, that come first if their training step is among the samples.
     """
     trajectories: list[dict[str, Any]] = []
     graphs: dict[str, Any] = {}
@@ -99,7 +100,10 @@ def samples(ledger: Ledger, index: Index, count: int, first: Sequence[tuple[str,
         except DataError as error:
             missing.append(f"no sample is from {ledger.file(step).name}: {first_line(error)}")
             continue
-        rows = _of_step(index, step, count - len(trajectories), [id for id, at in first if at == step])
+        batch, assigned = recorded.batch, recorded.assignment
+        told = [] if assigned is None else [batch.trajectory_of_step[s] for s, _ in worth_a_look(assigned)]
+        ids = [*(id for id, at in first if at == step), *(batch.trajectory_ids[n] for n in told)]
+        rows = _of_step(index, step, count - len(trajectories), ids)
         for done, row in enumerate(rows):
             graph = trajectory_graph(recorded, row["trajectory_id"])
             # Only our engines put the training step into ids; elsewhere two training steps may share an id.
@@ -134,7 +138,7 @@ def _of_step(index: Index, step: int, count: int, first: Sequence[str]) -> list[
         WITH ranked AS (
             SELECT *, row_number() OVER (
                 PARTITION BY coalesce(ended_right, false)
-                ORDER BY list_contains($3, trajectory_id) DESC, moved DESC NULLS LAST, number
+                ORDER BY list_contains($3, trajectory_id) DESC, largest DESC NULLS LAST, number
             ) AS rank
             FROM trajectories WHERE training_step = $1
         )

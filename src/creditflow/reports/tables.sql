@@ -1,7 +1,7 @@
--- The tables of the index. `erring_agent` is the agent of a trajectory's first error. A trajectory's number is its training step times 2^32 plus its first row in the step file.
+-- The tables of the index. `erring_agent` is the agent of a trajectory's first error, `largest` its largest advantage, up or down. A trajectory's number is its training step times 2^32 plus its first row in the step file.
 CREATE TABLE trajectories (
     number BIGINT, training_step INTEGER, trajectory_id VARCHAR, uid VARCHAR, status VARCHAR, outcome DOUBLE,
-    ended_right BOOLEAN, n_steps INTEGER, first_error INTEGER, erring_agent VARCHAR, task_key UBIGINT, moved DOUBLE
+    ended_right BOOLEAN, n_steps INTEGER, first_error INTEGER, erring_agent VARCHAR, task_key UBIGINT, largest DOUBLE
 );
 CREATE TABLE tasks (task_key UBIGINT, prompt VARCHAR);
 -- For filters.
