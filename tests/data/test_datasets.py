@@ -133,7 +133,10 @@ def test_missing_task_function_is_refused(tmp_path):
         ({"prompt": 3, "solution": "72"}, r"t.jsonl:2: prompt: expected a text or a list of messages .*, got '3'"),
         ({"prompt": ["How many?"], "solution": "72"}, r"t.jsonl:2: prompt\[0\]: expected a message"),
         ({**ROW, "extra_info": [1]}, r"t.jsonl:2: extra_info: expected an object, got list"),
-        ({"question": "q", "answer": "no marker"}, r"t.jsonl:2: expected an answer that ends with `#### number`"),
+        (
+            {"question": "q", "answer": "no marker"},
+            r"t.jsonl:2: a row with question and answer is read as one of GSM8K",
+        ),
         ({"question": "q", "answer": 72}, r"t.jsonl:2: expected question and answer to be text"),
         ({}, r"t.jsonl:2: missing .* an empty object"),
     ],

@@ -231,7 +231,7 @@ def test_truncation_is_reported_once_in_step_one(recipe_file: Path, capsys: pyte
         assert cut > 0.1 * len(own)
         assert (
             f"warning: in the first step, {cut / len(own):.0%} of {agent}'s responses are truncated ({cut} of "
-            f"{len(own)}): raise data.max_response_length=2, or ask for shorter responses\n"
+            f"{len(own)}): raise data.max_response_length, now 2, or ask for shorter responses\n"
         ) in printed
 
 

@@ -16,6 +16,6 @@ def test_truncations_name_agent_share_and_option():
     assert [cut.text(16) for cut in truncations(batch)] == [
         "50% of planner's responses are truncated (1 of 2): raise the limit of its calls (max_tokens, here 8), or ask "
         "for shorter responses",
-        "67% of solver's responses are truncated (2 of 3): raise data.max_response_length=16, or ask for shorter "
+        "67% of solver's responses are truncated (2 of 3): raise data.max_response_length, now 16, or ask for shorter "
         "responses",
     ]

@@ -347,7 +347,10 @@ def _gsm8k_task(row: Mapping[str, Any], index: int, path: Path, where: str) -> T
     _, marker, final = answer.rpartition("####")
     truth = final.strip().replace(",", "")
     if not marker or not truth:
-        raise DataError(f"{where}: expected an answer that ends with `#### number`, got {answer[-40:]!r}")
+        raise DataError(
+            f"{where}: a row with question and answer is read as one of GSM8K, whose answer ends with `#### number`; "
+            f"got {answer[-40:]!r}. Other tasks have a prompt in place of a question"
+        )
     return Task(
         data_source="openai/gsm8k",
         prompt=_messages([{"role": "user", "content": question}], where),

@@ -136,7 +136,7 @@ class Truncations:
 
     def text(self, max_response_length: int) -> str:
         """Name the share, the agent, and the option to raise."""
-        option = f"data.max_response_length={max_response_length}"
+        option = f"data.max_response_length, now {max_response_length}"
         if self.longest < max_response_length:
             option = f"the limit of its calls (max_tokens, here {self.longest})"
         return (
