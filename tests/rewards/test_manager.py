@@ -315,7 +315,7 @@ def test_too_many_failures_stop_with_distinct_reasons():
     with pytest.raises(TooManyFailedScores) as error:
         score([of_steps(bad)], [trajectory], max_failed_frac=0.2)
     message = str(error.value)
-    assert message.startswith("3 of 3 scores failed, more than reward.max_failed_frac=0.2 allows")
+    assert message.startswith("more than reward.max_failed_frac=0.2 of a function's scores failed: ")
     assert (message.count("no key"), message.count("no net")) == (1, 1)
     assert trajectory.steps[0].scores["f"].status == "failed"
 

@@ -450,6 +450,15 @@ def test_other_error_about_a_coroutine_fails_its_rollout(text: str) -> None:
     assert trajectory.status == "failed"
 
 
+def test_parents_other_than_replies_are_refused() -> None:
+    async def solve(task: Task, team: Team) -> str:
+        return await team.b("two", parents=[(await team.a("one")).strip()])
+
+    message = refusal(solve)
+    assert message.startswith("parents: expected replies, as calls of agents return them, got 'one' (")
+    assert line_of(solve, 1) in message
+
+
 SHOWN = "<coroutine object fetch at 0x7f3a2c1d>"
 
 

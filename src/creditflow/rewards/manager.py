@@ -502,10 +502,9 @@ def expect_few_failures(report: ScoringReport, max_failed_frac: float) -> None:
     if not failing:
         return
     failing.sort(key=lambda function: -function.failed_frac)
-    worst, names = failing[0], ", ".join(f"{function.name} ({function.failed_frac:.0%})" for function in failing)
-    what = "outcomes" if worst.level == "outcome" else "scores"
+    names = ", ".join(f"{f.name} {f.failed} of {f.matched} ({f.failed_frac:.0%})" for f in failing)
     reasons = "; ".join(reason for function in failing for reason in function.reasons[:_SHOWN_REASONS])
     raise TooManyFailedScores(
-        f"{worst.failed} of {worst.matched} {what} failed, more than reward.max_failed_frac={max_failed_frac:g} allows "
-        f"one function: {names}; first reasons: {reasons}"
+        f"more than reward.max_failed_frac={max_failed_frac:g} of a function's scores failed: {names}; "
+        f"first reasons: {reasons}"
     )

@@ -55,7 +55,7 @@ def scores_in(call: RewardCall, value: object) -> tuple[PlacedScore, ...]:
         return (_placed(call.function, value, call.step),)
     steps = call.trajectory.steps
     if not isinstance(value, list | tuple):
-        raise UnusableError(f"expected a list with one value per step, got {_kind(value)}")
+        raise UnusableError(f"expected a list with one value per step, got {_kind(value)}; an outcome has `@outcome`")
     if len(value) != len(steps):
         raise UnusableError(f"expected one value for each of {len(steps)} steps, got {len(value)}")
     return tuple(_placed(call.function, item, step, step.index) for item, step in zip(value, steps, strict=True))
