@@ -152,9 +152,7 @@ class Agent:
             [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         )
         if strangers := [parent for parent in parents or () if not isinstance(parent, Reply)]:
-            raise ConfigError(
-                f"parents: expected replies, as calls of agents return them, got {strangers[0]!r:.80}"
-            )
+            raise ConfigError(f"parents: expected replies, as calls of agents return them, got {strangers[0]!r:.80}")
         used = None if parents is None else tuple(sorted({reply.step.index for reply in parents}))
         call = AgentCall(self.name, messages, used, max_tokens=max_tokens, temperature=temperature, info=info)
         return await recorder.ask(call)
