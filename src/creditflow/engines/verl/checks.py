@@ -8,10 +8,10 @@ import importlib.util
 import io
 import logging
 import operator
-import types
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
+from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
@@ -81,15 +81,7 @@ def mistyped(chosen: Mapping[str, Any], base: DictConfig, defaults: Mapping[str,
     return problems
 
 
-_KINDS: Mapping[Any, Any] = {
-    bool: StrictBool,
-    int: StrictInt,
-    float: StrictFloat,
-    str: Text,
-    list: list,
-    tuple: list,
-    types.NoneType: None,
-}
+_KINDS: Any = {bool: StrictBool, int: StrictInt, float: StrictFloat, str: Text, list: list, tuple: list, NoneType: None}
 """The pydantic types of verl's declared types. All other classes are sections."""
 
 
@@ -109,7 +101,7 @@ def _kind(key: str, base: DictConfig, default: Any) -> Any:
 
 def _pydantic_types(declared: Any) -> list[Any]:
     origin = get_origin(declared) or declared
-    if origin in (Union, types.UnionType):
+    if origin in (Union, UnionType):
         return [kind for option in get_args(declared) for kind in _pydantic_types(option)]
     if origin is Any or not isinstance(origin, type):
         return [Any]
@@ -208,9 +200,7 @@ def expect_fit(config: DictConfig, recipe: Config) -> None:
         )
     for name, policy in recipe.policies.items():
         if policy.source is not None:
-            raise ConfigError(
-                f"policies.{name}.{policy.source[0]}: a plug-in provides the policy, which needs --engine local"
-            )
+            raise ConfigError(f"policies.{name}.{policy.source[0]}: a plug-in's policy, which needs --engine local")
         if name not in trained and policy.endpoint is None:
             raise ConfigError(
                 f"policies.{name}.trainable: false, but verl holds the models that it trains and no others; serve this "
@@ -272,10 +262,8 @@ def validate(config: DictConfig) -> list[str]:
 
     servers = sorted({name for name, _ in _ROLLOUT_REGISTRY})
     if (rollout := config.actor_rollout_ref.rollout.name) not in servers:
-        hint = did_you_mean(rollout, servers)
-        raise ConfigError(
-            f"actor_rollout_ref.rollout.name: expected one of {', '.join(servers)}, got {rollout!r}{hint}"
-        )
+        names, hint = ", ".join(servers), did_you_mean(rollout, servers)
+        raise ConfigError(f"actor_rollout_ref.rollout.name: expected one of {names}, got {rollout!r}{hint}")
     output = io.StringIO()
     try:
         with contextlib.redirect_stdout(output), quiet():

@@ -16,9 +16,7 @@ from creditflow.engines.verl.recipe import read_run_handle
 class TaskDataset(Dataset[dict[str, Any]]):
     """The `data.custom_cls` of a run, with the recipe's tasks. `data_files`: `train` or `val`."""
 
-    def __init__(
-        self, data_files: str, tokenizer: Any, config: Any, processor: Any = None, max_samples: int = -1
-    ) -> None:
+    def __init__(self, data_files: str, config: Any, max_samples: int = -1, **_: Any) -> None:
         recipe = read_run_handle(config).recipe
         data = recipe.config.data
         split: Split = "train" if data_files == "train" else "val"

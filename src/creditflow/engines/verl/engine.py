@@ -29,23 +29,11 @@ from creditflow._utils.progress import Bar, Reporter, beside
 from creditflow.config import Config, Recipe, model_of, trained_policies, with_options
 from creditflow.engines.base import Engine
 from creditflow.engines.common import rollouts as common_rollouts
+from creditflow.engines.common import run as common_run
 from creditflow.engines.common.checkpoints import folder_of, remove_later, saved_steps, step_of
 from creditflow.engines.common.components import Components, build_components
 from creditflow.engines.common.guard import build_guard, roll_back
 from creditflow.engines.common.metrics import evaluation_line, status_line, warn_of_first_step
-from creditflow.engines.common.run import (
-    FINISHED,
-    LONGER,
-    create_folder,
-    data_facts,
-    expect_unchanged,
-    folder_error,
-    read_facts,
-    run_facts,
-    run_path,
-    say_changes,
-    sole_writer,
-)
 from creditflow.engines.common.tracked import FolderTrackers
 from creditflow.engines.models.folders import critic_folder, is_hub_name, model_folder
 from creditflow.engines.verl.checks import validate
@@ -90,11 +78,12 @@ class VerlEngine(Engine):
             build_guard(run.config, run.recipe.folder, components.rewards.functions, NAME)
             total = total_steps(config, len(components.train_tasks))
             begun = _begun(config, run.run_folder, total)
-            if config.trainer.resume_mode == "auto" and (facts := read_facts(run.run_folder, NAME)):
-                expect_unchanged(run.run_folder, facts, components.recipe, data_facts(components, total))
+            if config.trainer.resume_mode == "auto" and (facts := common_run.read_facts(run.run_folder, NAME)):
+                now = common_run.data_facts(components, total)
+                common_run.expect_unchanged(run.run_folder, facts, components.recipe, now)
             _bring_models(config, run.recipe)
         with (
-            sole_writer(run.run_folder),
+            common_run.sole_writer(run.run_folder),
             FolderTrackers.start(run.recipe, run.run_folder, begun or 0, reporter.say) as tracked,
         ):
             while True:
@@ -127,7 +116,7 @@ ENGINE = VerlEngine()
 
 def _checked(recipe: Recipe, verl_overrides: Sequence[str], reporter: Reporter) -> DictConfig:
     expect_verl()
-    config = compose(recipe, verl_overrides, run_path(recipe))
+    config = compose(recipe, verl_overrides, common_run.run_path(recipe))
     for warning in validate(config):
         reporter.say(f"warning: {warning}")
     return config
@@ -214,31 +203,31 @@ def _begun(config: DictConfig, path: Path, total: int) -> int | None:
     """
     mode, named = config.trainer.resume_mode, config.trainer.resume_from_path
     resumed = step_of(path, named) if mode == "resume_path" else None
-    if read_facts(path, NAME) is None:
+    if common_run.read_facts(path, NAME) is None:
         return None
     latest = checkpoints(path) / LATEST
     if mode == "disable":
-        raise folder_error(path, "already, and trainer.resume_mode is disable")
+        raise common_run.folder_error(path, "already, and trainer.resume_mode is disable")
     if resumed is None and not latest.exists():
-        raise folder_error(path, "already, and it has no checkpoint to go on from")
+        raise common_run.folder_error(path, "already, and it has no checkpoint to go on from")
     begun = int(latest.read_text()) if resumed is None else resumed
-    if begun >= total and (path / FINISHED).exists():
-        raise folder_error(path, f"that is finished, at step {begun}", LONGER)
+    if begun >= total and (path / common_run.FINISHED).exists():
+        raise common_run.folder_error(path, f"that is finished, at step {begun}", common_run.LONGER)
     return begun
 
 
 def _open_folder(
     config: DictConfig, components: Components, path: Path, begun: int | None, total: int, reporter: Reporter
 ) -> RunFolder:
-    facts, recipe, now = read_facts(path, NAME), components.recipe, data_facts(components, total)
+    facts, recipe, now = common_run.read_facts(path, NAME), components.recipe, common_run.data_facts(components, total)
     if begun is None or facts is None:
-        folder = create_folder(recipe, path, run_facts(recipe, NAME, _PACKAGES, **now), reporter)
+        folder = common_run.create_folder(recipe, path, common_run.run_facts(recipe, NAME, _PACKAGES, **now), reporter)
     else:
         folder = RunFolder.open(path)
         remove_later(path, begun)
         folder.rewind(begun)
         reporter.say(f"run folder: {folder.path}, goes on after step {begun}")
-        say_changes(facts, recipe, now, reporter)
+        common_run.say_changes(facts, recipe, now, reporter)
     folder.write_text("verl.yaml", as_yaml(config))
     return folder
 

@@ -32,9 +32,8 @@ def policy_configs(verl_config: Any, config: Config) -> dict[str, Any]:
     devices = {"trainer.n_gpus_per_node": per_node, "actor_rollout_ref.rollout.n_gpus_per_node": rollout_per_node}
     for key, number in devices.items():
         if number % len(trained):
-            raise ConfigError(
-                f"{key}: {number}, which {len(trained)} trained policies ({', '.join(trained)}) cannot share evenly"
-            )
+            names = ", ".join(trained)
+            raise ConfigError(f"{key}: {number}, which {len(trained)} trained policies ({names}) cannot share evenly")
     configs = {}
     for place, name in enumerate(trained):
         own = OmegaConf.create(OmegaConf.to_container(verl_config, resolve=True))

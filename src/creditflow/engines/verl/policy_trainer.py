@@ -27,12 +27,7 @@ from verl.workers.utils.padding import response_to_nested
 
 from creditflow.credit import Assignment
 from creditflow.data import Floats
-from creditflow.engines.verl.policy_servers import (
-    PolicyWorker,
-    SeparatePolicyWorker,
-    assign_servers,
-    use_policy_replicas,
-)
+from creditflow.engines.verl import policy_servers
 from creditflow.engines.verl.recipe import read_run_handle
 from creditflow.engines.verl.rows import VerlRows, delete_rows, select, write
 from creditflow.engines.verl.versions import VersionedClient
@@ -54,15 +49,16 @@ class PolicyTrainer(PPOTrainer):  # type: ignore[misc]
         self.policy, self.run = policy, read_run_handle(config)
         self.mini_batch_size = config.actor_rollout_ref.actor.ppo_mini_batch_size
         with open_dict(config):
-            assign_servers(config.actor_rollout_ref.rollout, place, self.run.token)
+            policy_servers.assign_servers(config.actor_rollout_ref.rollout, place, self.run.token)
             if config.trainer.v1.trainer_mode == "separate_async":  # verl would have one update per mini-batch
                 config.actor_rollout_ref.actor.ppo_mini_batch_size = config.data.train_batch_size
-        use_policy_replicas(config.actor_rollout_ref.rollout.name)
+        policy_servers.use_policy_replicas(config.actor_rollout_ref.rollout.name)
         super().__init__(config)
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
-        own_worker = SeparatePolicyWorker if self.trainer_mode == "separate_async" else PolicyWorker
+        separate = self.trainer_mode == "separate_async"
+        own_worker = policy_servers.SeparatePolicyWorker if separate else policy_servers.PolicyWorker
         for role in (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef):
             if role in self.role_worker_mapping:
                 self.role_worker_mapping[role] = ray.remote(own_worker)

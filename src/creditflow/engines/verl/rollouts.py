@@ -104,11 +104,8 @@ class RolloutRecords:
 
     def metrics(self) -> dict[str, float]:
         """Accuracy, lost rollouts and endpoint metrics."""
-        return {
-            "train/pass_at_1": evaluation_metrics(self.batch, n=1)["pass_at_1"],
-            "rollout/lost_frac": self.lost / self.expected,
-            **self.counted,
-        }
+        passed = evaluation_metrics(self.batch, n=1)["pass_at_1"]
+        return {"train/pass_at_1": passed, "rollout/lost_frac": self.lost / self.expected, **self.counted}
 
     def steps_of_rows(self, policies: Sequence[str]) -> dict[str, int]:
         """The step of each of the workers' rows for the trained `policies`, by the row's key.

@@ -44,9 +44,8 @@ class VerlRows:
         """
         step_R = self.steps(rows)
         if (unknown_R := step_R == _PADDING).any():
-            raise BatchError(
-                f"row {rows.keys[int(np.argmax(unknown_R))]}: no step of the trajectories that came with it"
-            )
+            key = rows.keys[int(np.argmax(unknown_R))]
+            raise BatchError(f"row {key}: no step of the trajectories that came with it")
         # Keys are unique, so equal counts mean that every step has a row. Without it, it would count as trained.
         if len(rows) < len(self.step_of_key):
             missing = self.step_of_key.keys() - set(rows.keys)
@@ -149,3 +148,8 @@ def delete_rows(rows: KVBatchMeta, keep: Iterable[str]) -> None:
     kept = set(keep)
     if gone := [key for key in rows.keys if key not in kept]:
         tq.kv_clear(keys=gone, partition_id=rows.partition_id)
+
+
+def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics with a single number."""
+    return {key: float(value) for key, value in metrics.items() if isinstance(value, int | float | np.number)}

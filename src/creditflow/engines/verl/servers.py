@@ -18,9 +18,7 @@ from creditflow.rollout.client import ChatClient, FinishReason, PolicyView
 
 SPANS = "version_spans"
 """The key in `extra_fields` of a response with `Step.version_spans` (see `versions`)."""
-DEAD_SERVER = (
-    "a rollout server died or stopped responding: {cause}; run the same command again to go on from the last checkpoint"
-)
+DEAD_SERVER = "a rollout server died or stopped responding: {cause}; run the same command again to resume"
 
 
 @dataclass(slots=True)
@@ -63,9 +61,8 @@ class Servers:
         assert isinstance(served, ServedPolicy)
         params = self._sampling_params(served, request)
         try:
-            output = await served.client.generate(
-                self.request_id, prompt_ids=list(request.prompt_ids), sampling_params=params
-            )
+            prompt = list(request.prompt_ids)
+            output = await served.client.generate(self.request_id, prompt_ids=prompt, sampling_params=params)
         except RayActorError as error:
             raise CreditflowError(f"policy {policy}: {DEAD_SERVER.format(cause=first_line(error))}") from error
         if output.stop_reason in ("aborted", "abort"):  # vLLM's and SGLang's values
@@ -74,10 +71,9 @@ class Servers:
         if wrong := [version for _, version in spans if version is None or version not in self.versions]:
             first, last = self.versions[0], self.versions[-1]
             expected = f"{first}" if first == last else f"at least {first}"
-            raise CreditflowError(
-                f"policy {policy}: the server holds weights of version {wrong[0]}, expected {expected}: the "
-                "server restarted; the next update replaces its weights"
-            )
+            restarted = "the server restarted; the next update replaces its weights"
+            got = f"the server holds weights of version {wrong[0]}, expected {expected}"
+            raise CreditflowError(f"policy {policy}: {got}: {restarted}")
         ids = tuple(output.token_ids)
         if output.log_probs is None or len(output.log_probs) != len(ids):
             got = "none" if output.log_probs is None else str(len(output.log_probs))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -51,7 +51,7 @@ from creditflow.engines.verl.policies import policy_configs, rollout_devices
 from creditflow.engines.verl.policy_trainer import PartnerPolicy, PolicyTrainer
 from creditflow.engines.verl.recipe import NAME, STATE, TRAINER_PREFIX, read_run_handle
 from creditflow.engines.verl.rollouts import RolloutRecords, expect_no_mistake, partition, tags_in, take
-from creditflow.engines.verl.rows import VerlRows, concatenate_rows, delete_rows, delete_unfinished, select
+from creditflow.engines.verl.rows import VerlRows, concatenate_rows, delete_rows, delete_unfinished, numbers, select
 from creditflow.engines.verl.servers import DEAD_SERVER
 from creditflow.errors import ConfigError, CreditflowError, TooManyFailedScores, first_line
 from creditflow.monitoring.evaluation import Evaluation
@@ -272,9 +272,8 @@ class CreditflowTrainer(PolicyTrainer):
             rollouts.batch, rollouts.report, assignment, self.guard.threshold(self.threshold)
         )
         if self.trainer_mode != "sync":
-            self._own_metrics |= staleness_metrics(
-                rollouts.batch, dict.fromkeys(rollouts.batch.policy_names, self.global_steps - 1)
-            )
+            trained = dict.fromkeys(rollouts.batch.policy_names, self.global_steps - 1)
+            self._own_metrics |= staleness_metrics(rollouts.batch, trained)
 
     def _compute_metrics(
         self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps: int, epoch: int
@@ -337,14 +336,8 @@ class CreditflowTrainer(PolicyTrainer):
         for rows in self.val_dataloader:
             size = len(rows["raw_prompt"])
             uids = [uuid.uuid4().hex for _ in range(size)]
-            batch = tu.get_tensordict(
-                {
-                    **rows,
-                    "uid": np.array(uids, dtype=object),
-                    "greedy": np.array([greedy] * size, dtype=object),
-                    "__rollout_n__": np.array([n] * size, dtype=object),
-                }
-            )
+            own = {"uid": uids, "greedy": [greedy] * size, "__rollout_n__": [n] * size}
+            batch = tu.get_tensordict(rows | {name: np.array(of, dtype=object) for name, of in own.items()})
             tu.assign_non_tensor_data(batch, "global_steps", self.global_steps)
             tu.assign_non_tensor_data(batch, "validate", True)
             tags = [{"is_prompt": True, "status": "pending", "global_steps": self.global_steps}] * size
@@ -409,8 +402,3 @@ def expect_live_servers() -> Iterator[None]:
         yield
     except (RayActorError, zmq.Again) as error:  # Again: a server did not take its weights in time
         raise CreditflowError(DEAD_SERVER.format(cause=first_line(error))) from error
-
-
-def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics with a single number."""
-    return {key: float(value) for key, value in metrics.items() if isinstance(value, int | float | np.number)}
