@@ -170,8 +170,11 @@ def _tokens(batch: TrajectoryBatch, a: Assignment | None, s: int, texts_of: Piec
     ]
 
 
+_TOKENIZERS = ("tokenizer/tokenizer.json", "checkpoints/global_step_*/**/tokenizer.json")
+
+
 class Spelling:
-    """The texts of a run's tokens, by the tokenizer of each policy in the newest checkpoint.
+    """The texts of a run's tokens, by the tokenizer of each policy in the newest checkpoint, or the one beside the run.
 
     Only `tokenizer.json` is read, which contains no code. A character of several tokens is placed at the last of them.
     """
@@ -193,7 +196,7 @@ class Spelling:
     def _tokenizer(self, policy: str) -> Any:
         from tokenizers import Tokenizer
 
-        files = self._folder.glob("checkpoints/global_step_*/**/tokenizer.json")
+        files = [file for of in _TOKENIZERS for file in self._folder.glob(of)]
         own = [file for file in files if self._alone or policy in file.relative_to(self._folder).parts]
         for file in sorted(own, key=lambda file: file.stat().st_mtime, reverse=True):
             try:

@@ -134,6 +134,7 @@ _SERIES = {
     "val/pass_at_1": "pass@1 in validation",
     "train/pass_at_1": "pass@1 in training",
     "val/outcome_mean": "the mean outcome in validation",
+    "train/outcome_mean": "the mean outcome in training",
 }
 _RATE, _DEFAULT_RATE = "actor_rollout_ref.actor.optim.lr", 1e-6
 
@@ -200,9 +201,7 @@ def limiting_agent(tables: Tables) -> Iterator[Finding]:
     if not scored or min(n_wrong, n_right) < ENOUGH:
         counts = f"{n_right} right and {n_wrong} wrong trajectories with scores"
         reason = counts if scored else "no agent has scores"
-        yield _unknown(
-            f"which agent limits the team: {reason}, {ENOUGH} right and {ENOUGH} wrong ones are needed",
-        )
+        yield _unknown(f"which agent limits the team: {reason}, {ENOUGH} right and {ENOUGH} wrong ones are needed")
         return
     harmful = []
     for agent in scored:
@@ -330,7 +329,8 @@ def reward_functions(tables: Tables) -> Iterator[Finding]:
     """Reward functions that fail on over a hundredth of their scores, or give one value alone."""
     scores = _by_name(tables.metrics, "reward/(.+)/scores")
     if not scores:
-        yield _unknown("reward functions: no scores are on record")
+        no = "metrics of their scores are" if any(row["scored"] for row in tables.parts) else "scores are"
+        yield _unknown(f"reward functions: no {no} on record")
         return
     few = []
     for name in scores:

@@ -21,6 +21,7 @@ from creditflow.engines.models.tiny import tiny_byte_model
 from creditflow.engines.verl import plugin
 from creditflow.engines.verl.plugin import Entries, Row, Turns
 from creditflow.errors import BatchError, ConfigError
+from creditflow.reports.run_report import indexed, report_data
 from creditflow.runs import Ledger
 from tests.builders import make_trajectory, step
 
@@ -266,7 +267,11 @@ def test_mode_writes_advantages_and_the_step_file(queue, tmp_path):
     trainer.config = OmegaConf.create(
         {
             "algorithm": algorithm,
-            "actor_rollout_ref": {"rollout": {"n": 3, "calculate_log_probs": True}},
+            "actor_rollout_ref": {
+                "actor": {"optim": {"lr": 1e-3}},
+                "model": {"path": "a/model"},
+                "rollout": {"n": 3, "calculate_log_probs": True},
+            },
             "trainer": {"experiment_name": "x"},
         }
     )
@@ -303,9 +308,21 @@ def test_mode_writes_advantages_and_the_step_file(queue, tmp_path):
         sampled = [in_order[key].numpy()[np.array(mask) > 0] for key in sorted(keys)]
         np.testing.assert_allclose(np.concatenate(sampled), expected_T, rtol=1e-5, atol=1e-6)
         assert not any(row.numpy()[5:7].any() for row in in_order.values())
-    recorded = Ledger.open(tmp_path / "run").read(1).batch
+    ledger = Ledger.open(tmp_path / "run")
+    recorded = ledger.read(1).batch
     assert recorded.prompts[:3] == ("planner a?", "planner a?plan:do", "solver a?")
     assert recorded.responses[:2] == ("plan:", " it")
     assert recorded.logprobs[:8].tolist() == log_probs.numpy()[np.array(mask) > 0].tolist()
     assert tokenizer.decode(recorded.response_ids[:8].tolist()) == "plan: it"
     assert metrics["credit/mean/solver"] > 0
+    assert metrics["train/outcome_mean"] == 0.5  # of 0, 1 and 2 in [0, 2]
+    assert metrics["train/pass_at_1"] == pytest.approx(1 / 3)
+    shown, findings = report_data(ledger, index := indexed(ledger))
+    index.close()
+    facts = {name: value for name, value, _ in shown["overview"]["run"]["facts"]}
+    assert (facts["learning rate"], facts["model"]) == ("0.001", "a/model")
+    assert facts["run"] == "x, engine verl's own program"
+    known = {"actor": {"optim": {"lr": 1e-3}}, "model": {"path": "a/model"}, "rollout": {"n": 3}}
+    credit = {"propagation": "threshold", "group_by": "task_agent"}
+    assert OmegaConf.load(tmp_path / "run/config.yaml") == {"algorithm": credit, "actor_rollout_ref": known}
+    assert "Not judged: reward functions: no metrics of their scores are on record." in [f.sentence for f in findings]

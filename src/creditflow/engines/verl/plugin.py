@@ -50,6 +50,11 @@ TESTED = {
     }
 }
 """The methods of verl that a mode overrides or relies on, with the hashes of their source in the tested versions."""
+_SHARED = (
+    *("data.train_files", "data.val_files", "data.train_batch_size", "data.seed", "actor_rollout_ref.model.path"),
+    *("actor_rollout_ref.actor.optim.lr", "actor_rollout_ref.rollout.n", "actor_rollout_ref.rollout.temperature"),
+)
+"""verl's options that a run's folder has under the same name in a recipe: those with one meaning in both."""
 
 
 class Entries(Section):
@@ -341,13 +346,16 @@ class CreditMode:
         super().on_init_end()  # type: ignore[misc]
         path = self.credit.settings.folder
         self._folder = None if path is None else run_folder(Path(path), self.config, self.global_steps)
+        if self._folder is not None:  # the texts of tokens in the report
+            self.tokenizer.save_pretrained(self._folder.path / "tokenizer")
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """Write advantages and returns to the rows, after verl's own work: rollout correction and its weights."""
         import torch
         import transfer_queue as tq
-        from tensordict import TensorDict
         from verl.workers.utils.padding import response_to_nested
+
+        from creditflow.engines.verl.rows import write
 
         where = {"keys": batch.keys, "partition_id": batch.partition_id}
         names = ["response_mask", "rm_scores", "extra_fields", *(["values"] if self.use_critic else [])]
@@ -370,20 +378,20 @@ class CreditMode:
 
         advantages = nested(assignment.token_advantages())
         returns = advantages if assignment.returns_T is None else nested(assignment.returns_T)
-        fields = TensorDict({"advantages": advantages, "returns": returns}, batch_size=len(batch.keys))
-        return tq.kv_batch_put(**where, fields=fields)
+        return write(batch, {"advantages": advantages, "returns": returns})
 
     def _record(self, assignment: Assignment, turns: Turns, metrics: dict[str, Any], where: Mapping[str, Any]) -> None:
         """Add the metrics of credit, and write the step file."""
         from creditflow.engines.common.metrics import step_metrics
+        from creditflow.engines.verl.rows import numbers
+        from creditflow.monitoring.metrics import evaluation_metrics
 
         metrics.update(step_metrics(assignment.batch, None, assignment, self.credit.threshold))
+        ended = evaluation_metrics(assignment.batch, n=1)
+        metrics.update({f"train/{name}": ended[name] for name in ("pass_at_1", "outcome_mean")})
         if self._folder is not None:
             self._folder.write_steps(self.global_steps, self._recorded(turns, where), assignment)
-            numbers = {
-                key: float(value) for key, value in metrics.items() if isinstance(value, int | float | np.number)
-            }
-            self._folder.append_metrics(self.global_steps, numbers)
+            self._folder.append_metrics(self.global_steps, numbers(metrics))
 
     def _recorded(self, turns: Turns, where: Mapping[str, Any]) -> TrajectoryBatch:
         """The batch with texts and tokens, and ids that are unique in the run.
@@ -392,9 +400,8 @@ class CreditMode:
         """
         import transfer_queue as tq
 
-        log_probs = (
-            "rollout_log_probs" if self.config.actor_rollout_ref.rollout.calculate_log_probs else "old_log_probs"
-        )
+        sampled = self.config.actor_rollout_ref.rollout.calculate_log_probs
+        log_probs = "rollout_log_probs" if sampled else "old_log_probs"
         data = tq.kv_batch_get(**where, select_fields=["prompts", "responses", log_probs])
         batch, (row_T, column_T) = turns.batch, turns.token_T
         prompts: list[str] = []
@@ -429,13 +436,17 @@ def run_folder(path: Path, config: Any, step: int) -> RunFolder:
 
     from creditflow.config import recipe_of_dict
     from creditflow.engines.common.run import run_facts
+    from creditflow.engines.verl.configuration import nested
     from creditflow.runs import RunFolder
 
-    recipe = recipe_of_dict({"algorithm": _options(config.algorithm)[0]}, str(config.trainer.experiment_name), path)
+    credit = {"algorithm": _options(config.algorithm)[0]}
+    recipe = recipe_of_dict(credit, str(config.trainer.experiment_name), path)
     facts = run_facts(recipe, "verl's own program", ("torch", "verl"), verl=OmegaConf.to_container(config))
+    known = nested(credit | {key: value for key in _SHARED if (value := OmegaConf.select(config, key)) is not None})
+    facts |= {"config": OmegaConf.to_container(known), "seed": OmegaConf.select(known, "data.seed")}
     try:
         if not (path / "run.json").exists():
-            return RunFolder.create(path, facts, recipe.to_yaml())
+            return RunFolder.create(path, facts, OmegaConf.to_yaml(known))
         folder, before = RunFolder.open(path), json.loads((path / "run.json").read_text())
     except InputError as error:  # it names the option of a recipe
         raise ConfigError(str(error).replace("trainer.default_local_dir", f"{KEY}.folder")) from error
