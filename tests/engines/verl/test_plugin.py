@@ -9,6 +9,7 @@ pytest.importorskip("verl")
 import torch
 import transfer_queue as tq
 from omegaconf import OmegaConf
+from omegaconf.errors import ConfigAttributeError
 from transfer_queue import KVBatchMeta
 from transformers import AutoTokenizer
 from verl.protocol import DataProto
@@ -101,6 +102,35 @@ def test_estimator_counts_rewards_before_the_first_turn():
     assert got[0].any()
 
 
+def test_estimator_refuses_more_rows_than_rollouts():
+    config = OmegaConf.create({"algorithm": {"creditflow": {}}, "actor_rollout_ref": {"rollout": {"n": 2}}})
+    mask = torch.tensor([[1, 1], [1, 1], [0, 0], [1, 1]])  # a padding row repeats the task of another
+    tensors = torch.tensor([[0.0, 1.0], [0.0, 0.0], [0.0, 0.0], [0.0, 1.0]]), mask, config.algorithm
+    assert plugin.advantages(*tensors, ["a", "a", "a", "b"])[0].any()
+    with pytest.raises(BatchError, match=r"^3 rows of task a, but .*rollout.n=2; .*set trainer.v1.trainer_mode=credit"):
+        plugin.advantages(*tensors, ["a", "a", "b", "a"])
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "mode", "use_v1", "refused"),
+    [
+        ({"adv_estimator": "grpo", "creditflow": {}}, "sync", True, True),
+        ({"adv_estimator": "grpo", "creditflow": {"gamma": 1}}, "credit_sync", False, True),
+        ({"adv_estimator": "grpo", "creditflow": {"gamma": 1}}, "credit_sync", True, False),
+        ({"adv_estimator": "creditflow", "creditflow": {"gamma": 1}}, "sync", False, False),
+        ({"adv_estimator": "grpo"}, "sync", True, False),
+    ],
+)
+def test_verls_check_refuses_options_that_nothing_reads(algorithm, mode, use_v1, refused):
+    from verl.trainer.main_ppo import validate_config
+
+    config = OmegaConf.create({"algorithm": algorithm, "trainer": {"v1": {"trainer_mode": mode}, "use_v1": use_v1}})
+    with pytest.raises((ConfigError, ConfigAttributeError)) as raised:  # the second from verl, which needs more
+        validate_config(config=config, use_reference_policy=False, use_critic=False)
+    message = "algorithm.creditflow: without effect; set trainer.v1.trainer_mode=credit_sync"
+    assert str(raised.value).startswith(message) == refused
+
+
 @pytest.mark.parametrize(
     ("algorithm", "message"),
     [
@@ -159,9 +189,9 @@ def test_rows_without_sampled_tokens_give_the_outcome():
         ),
         (
             Row("a", 0, 1, 1.0, Entries(score=[1.0, 0.5])),
-            "row a_0_1: extra_fields.score: expected at most 1 for its turns, got 2",
+            "row a_0_1: extra_fields.score: expected at most 1 for turns, got 2",
         ),
-        (Row("a", 0, 1, 2.0), r"row a_0_1: reward 2.0 is outside of .*outcome_range=\[LOWEST,HIGHEST\]"),
+        (Row("a", 0, 1, 2.0), r"row a_0_1: reward 2.0 is not in .*outcome_range=\[LOW,HIGH\]"),
         (Row("a", 0, 1, float("nan")), "row a_0_1: expected a finite reward, got nan"),
         (Row("a", 0, 1, 1.0, Entries(parents=[1])), "below 1, of the outputs .*, got 1"),
     ],
@@ -210,6 +240,14 @@ def test_modes_extend_verls_trainers(monkeypatch):
     monkeypatch.setattr(plugin, "TESTED", {"0.1": dict.fromkeys(*plugin.TESTED.values(), "other")})
     with pytest.raises(ConfigError, match=r"differs from 0.1, .* in AgentLoopWorkerTQ._agent_loop_postprocess, PPO"):
         get_trainer_cls("credit_sync")(config)
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("auto", True), ("disable", False), ("resume_path", True)])
+def test_mode_expects_what_verl_resumes(tmp_path, mode, expected):
+    trainer = OmegaConf.create({"resume_mode": mode, "default_local_dir": str(tmp_path)})
+    assert plugin._resumes(trainer) == (mode == "resume_path")
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("1")
+    assert plugin._resumes(trainer) == expected
 
 
 def test_folder_goes_on_with_its_own_options_alone(tmp_path):

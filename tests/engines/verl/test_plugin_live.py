@@ -1,4 +1,4 @@
-"""verl's own program on a CPU, with creditflow's plug-in."""
+"""verl's own program on a CPU, with creditflow's plug-in and the agent loop of `docs/how_to/inside_verl.md`."""
 
 import json
 import os
@@ -14,9 +14,11 @@ pytest.importorskip("verl")
 import verl_cpu
 
 from creditflow.engines.models.tiny import tiny_byte_model
+from creditflow.reports.detail import Spelling
 from creditflow.runs import Ledger
 from tests.engines.verl.runs import mode_options
 from tests.paths import ROOT
+from tests.test_coming_from import BLOCK
 
 pytestmark = pytest.mark.slow
 BY_DIGITS = """def compute_score(data_source, solution_str, ground_truth, extra_info=None):
@@ -37,7 +39,9 @@ def train(folder: Path, *options: str) -> list[dict[str, float]]:
     ]
     (folder / "tasks.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (folder / "score.py").write_text(BY_DIGITS)
-    (folder / "loops.yaml").write_text("- name: planner_solver\n  _target_: tests.engines.verl.loops.PlannerSolver\n")
+    for file, _, text in BLOCK.findall((ROOT / "docs/how_to/inside_verl.md").read_text()):
+        if file:
+            (folder / file).write_text(text)
     overrides = [
         *(f"data.train_files={folder}/tasks.jsonl", f"data.val_files={folder}/tasks.jsonl", "data.train_batch_size=4"),
         *("data.max_prompt_length=128", "data.max_response_length=16"),
@@ -50,11 +54,10 @@ def train(folder: Path, *options: str) -> list[dict[str, float]]:
     ]
     ray = ("num_cpus=16", "+num_gpus=2", "+include_dashboard=false", "+object_store_memory=536870912")
     overrides += [f"{'+' * ('+' in o)}ray_kwargs.ray_init.{o.lstrip('+')}" for o in ray]
-    path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT / "src"), str(ROOT)])
-    external = {"VERL_USE_EXTERNAL_MODULES": "creditflow.engines.verl.plugin", "PYTHONPATH": path}
+    path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT / "src"), str(ROOT), str(folder)])
     done = subprocess.run(
         [sys.executable, "-m", "verl.trainer.main_ppo", *overrides, *verl_cpu.options(1), *options],
-        env={**os.environ, **verl_cpu.environment(), **external},
+        env={**os.environ, **verl_cpu.environment(), "PYTHONPATH": path},
         capture_output=True,
         text=True,
         cwd=folder,
@@ -91,6 +94,9 @@ def test_mode_trains_on_the_advantages_of_assign(tmp_path, mode):
         for name, value in {"mean": token_T.mean(), "max": token_T.max(), "min": token_T.min()}.items():
             assert verl_metrics[f"critic/advantages/{name}"] == pytest.approx(value, abs=1e-5)
         assert token_T.std() > 0.1
+    assert ledger.run["config"]["actor_rollout_ref"]["actor"]["optim"]["lr"] == 1e-3
+    assert all(0 <= row["train/outcome_mean"] <= 1 for row in ledger.metrics())
+    assert Spelling(ledger).for_policy("default") is not None
     why = subprocess.run([sys.executable, "-m", "creditflow", "why", run], capture_output=True, text=True, check=True)
     assert "planner" in why.stdout
 

@@ -1,14 +1,12 @@
 """Credit inside verl's own program: an advantage estimator and trainer modes, for users who keep `main_ppo`.
 
-    VERL_USE_EXTERNAL_MODULES=creditflow.engines.verl.plugin python -m verl.trainer.main_ppo ...
-
 * `algorithm.adv_estimator=creditflow`: one row a trajectory, whose turns are the runs of ones in the response mask.
 * `trainer.v1.trainer_mode=credit_sync` (`credit_colocate_async`, `credit_separate_async`): also agent loops that return
   several rows for a trajectory. `extra_fields` of a row may have `agent`, `score` and `parents`.
 
 `+algorithm.creditflow.*` has the options of credit under their names in a recipe, and those of `Settings`. The module
-also loads by itself with verl, as an entry point of `verl.plugins`. Its import is light: it registers when verl's own
-modules are imported.
+loads by itself with verl, as an entry point of `verl.plugins`, where creditflow is installed. Its import is light: it
+registers when verl's own modules are imported.
 """
 
 from __future__ import annotations
@@ -16,8 +14,10 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from importlib.machinery import ModuleSpec
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -169,9 +169,7 @@ def _scores(turns: Mapping[Row, range]) -> Floats | None:
     for row, steps in turns.items():
         score = row.entries.score
         if len(score) > len(steps):
-            raise BatchError(
-                f"{row}: extra_fields.score: expected at most {len(steps)} for its turns, got {len(score)}"
-            )
+            raise BatchError(f"{row}: extra_fields.score: expected at most {len(steps)} for turns, got {len(score)}")
         scores += [*score, *[None] * (len(steps) - len(score))]
     score_S: Floats = np.array(scores, dtype=np.float64)
     return None if np.isnan(score_S).all() else score_S
@@ -204,9 +202,7 @@ def _outcome(row: Row, bounds: Sequence[float]) -> float:
         raise BatchError(f"{row}: expected a finite reward, got {row.outcome}")
     close = [bound for bound in bounds if math.isclose(row.outcome, bound, rel_tol=1e-6, abs_tol=1e-6)]
     if not close and not bounds[0] <= row.outcome <= bounds[1]:
-        raise BatchError(
-            f"{row}: reward {row.outcome} is outside of {list(bounds)}; set +{KEY}.outcome_range=[LOWEST,HIGHEST]"
-        )
+        raise BatchError(f"{row}: reward {row.outcome} is not in {list(bounds)}; set +{KEY}.outcome_range=[LOW,HIGH]")
     return float(close[0]) if close else row.outcome
 
 
@@ -266,15 +262,15 @@ _CREDITS: dict[str, Credit] = {}
 """The state of the estimator, by its options. A process trains one run."""
 
 
-def advantages(
-    token_level_rewards: Any, response_mask: Any, config: Any = None, index: Any = None, **_: Any
-) -> tuple[Any, Any]:
+def advantages(token_level_rewards: Any, response_mask: Any, config: Any = None, index: Any = (), **_: Any) -> Any:
     """verl's estimator: `token_level_rewards` and `response_mask` [R, L], `index` [R] the task of each row.
 
     The outcome is the sum of the rewards from the start of the last turn on. Returns advantages, and once more as
-    returns. Raises ConfigError for options that need a trainer mode, and BatchError.
+    returns. Raises ConfigError for options that need a trainer mode, and BatchError, among others for more rows of a
+    task than `rollout.n`: verl does not tell which rows of a list belong together.
     """
     import torch
+    from omegaconf import OmegaConf
 
     config = {} if config is None else config
     credit = _CREDITS.setdefault(repr(config.get("creditflow")), Credit.from_config(config))
@@ -286,10 +282,12 @@ def advantages(
     if (config.get("rollout_correction") or {}).get("rollout_rs"):
         raise ConfigError(f"algorithm.rollout_correction.rollout_rs: rejected tokens would look like turns; {use_mode}")
     mask_RL, reward_RL = response_mask.bool().cpu().numpy(), token_level_rewards.double().cpu().numpy()
-    rows = [
-        _row_of_rewards(str(uid), r, reward_RL[r], mask_RL[r], credit.settings.turn_scores)
-        for r, uid in enumerate(index)
-    ]
+    root = config._get_root() if OmegaConf.is_config(config) else OmegaConf.create()
+    n, rows_of = OmegaConf.select(root, "actor_rollout_ref.rollout.n"), Counter(np.array(index)[mask_RL.any(axis=1)])
+    if n and (more := next((f"{rows} rows of task {uid}" for uid, rows in rows_of.items() if rows > n), None)):
+        raise BatchError(f"{more}, but actor_rollout_ref.rollout.n={n}; for agent loops that return a list, {use_mode}")
+    scored = credit.settings.turn_scores
+    rows = [_row_of_rewards(str(uid), r, reward_RL[r], mask_RL[r], scored) for r, uid in enumerate(index)]
     turns = Turns.from_rows(rows, mask_RL, credit.settings.outcome_range)
     column = torch.from_numpy(turns.spread(credit.assign(turns).token_advantages(), mask_RL.shape))
     column = column.to(token_level_rewards.device)
@@ -301,10 +299,7 @@ def _row_of_rewards(uid: str, r: int, reward_L: Floats, mask_L: Bools, scored: b
     starts = np.flatnonzero(mask_L & ~np.append(False, mask_L[:-1]))
     *before, outcome = [float(part.sum()) for part in np.split(reward_L, starts[1:])]
     if any(before) and not scored:
-        raise BatchError(
-            f"row {r}: rewards at tokens before the last turn; they count as scores of turns with "
-            f"+{KEY}.turn_scores=true"
-        )
+        raise BatchError(f"row {r}: rewards at tokens before the last turn; +{KEY}.turn_scores=true makes them scores")
     return Row(uid, r, 0, outcome, Entries.checked({"score": before} if scored else {}, f"row {r}: turn_scores"))
 
 
@@ -326,19 +321,18 @@ class CreditMode:
             raise ConfigError(f"trainer.v1.trainer_mode: this verl {differs}; install one of these versions")
         self.credit = Credit.from_config(config.algorithm)
         if (name := str(config.algorithm.adv_estimator)) not in ("gae", "grpo", ESTIMATOR):
-            raise ConfigError(
-                f"algorithm.adv_estimator: a trainer mode reads {KEY}.adv_estimator in place of {name}; set grpo here"
-            )
+            raise ConfigError(f"algorithm.adv_estimator: a mode reads {KEY}.adv_estimator in place of {name}; set grpo")
         if self.credit.settings.turn_scores:
             raise ConfigError(f"{KEY}.turn_scores: a trainer mode reads scores from extra_fields; leave it out")
         with open_dict(config):  # verl compares the name of the mode, and derives the critic from the estimator
             config.trainer.v1.trainer_mode = config.trainer.v1.trainer_mode.removeprefix(PREFIX)
             config.algorithm.adv_estimator = "gae" if self.credit.options.estimator.critic else "grpo"
         super().__init__(config)  # type: ignore[call-arg]
-        if self.credit.settings.folder is not None and self.parameter_sync_step > 1:
+        if (path := self.credit.settings.folder) is not None and not _resumes(config.trainer):
+            _expect_no_steps(Path(path))  # before models are loaded
+        if path is not None and self.parameter_sync_step > 1:
             raise ConfigError(
-                f"{KEY}.folder: a training step has one step file; set trainer.v1.{self.trainer_mode}."
-                "parameter_sync_step=1"
+                f"{KEY}.folder: needs trainer.v1.{self.trainer_mode}.parameter_sync_step=1 (a file a step)"
             )
 
     def on_init_end(self) -> None:
@@ -450,12 +444,38 @@ def run_folder(path: Path, config: Any, step: int) -> RunFolder:
         folder, before = RunFolder.open(path), json.loads((path / "run.json").read_text())
     except InputError as error:  # it names the option of a recipe
         raise ConfigError(str(error).replace("trainer.default_local_dir", f"{KEY}.folder")) from error
-    if step == 0 and any((path / "steps").iterdir()):
-        raise ConfigError(f"{KEY}.folder: {path} has steps of an earlier run, and this one begins; name another folder")
+    if step == 0:
+        _expect_no_steps(path)
     if before.get("verl", {}).get("algorithm") != json.loads(json.dumps(facts["verl"]))["algorithm"]:
         raise ConfigError(f"{KEY}.folder: {path} belongs to a run with other options of algorithm; name another folder")
     folder.rewind(step)
     return folder
+
+
+def _expect_no_steps(path: Path) -> None:
+    if any(path.glob("steps/*")):
+        raise ConfigError(f"{KEY}.folder: {path} has steps of an earlier run, and this one begins; name another folder")
+
+
+def _resumes(trainer: Any) -> bool:
+    """Whether verl will load a checkpoint."""
+    from creditflow.engines.verl.recipe import LATEST
+
+    saved = trainer.resume_mode == "auto" and (Path(trainer.default_local_dir) / LATEST).exists()
+    return saved or bool(trainer.resume_mode == "resume_path")
+
+
+def expect_chosen(config: Any) -> None:
+    """Raise ConfigError for options of credit that neither a mode nor the estimator reads: verl would ignore them."""
+    from omegaconf import OmegaConf
+
+    mode = str(OmegaConf.select(config, "trainer.v1.trainer_mode"))
+    is_mode = mode.startswith(PREFIX) and OmegaConf.select(config, "trainer.use_v1", default=True)
+    if "creditflow" in config.algorithm and not is_mode and config.algorithm.adv_estimator != ESTIMATOR:
+        raise ConfigError(
+            f"{KEY}: without effect; set trainer.v1.trainer_mode={PREFIX}sync (and trainer.use_v1=true, verl's "
+            f"default) or algorithm.adv_estimator={ESTIMATOR}"
+        )
 
 
 class _AfterImport:
@@ -493,8 +513,23 @@ def _add_modes(trainers: Any) -> None:
         trainers.register_trainer(f"{PREFIX}{name}")(mode)
 
 
+def _add_check(configs: Any) -> None:
+    """Extend verl's check of the configuration, with which `main_ppo` begins."""
+
+    @wraps(verls := configs.validate_config)
+    def validate_config(config: Any, *args: Any, **kwargs: Any) -> None:
+        expect_chosen(config)
+        verls(config, *args, **kwargs)
+
+    configs.validate_config = validate_config
+
+
 def _register() -> None:
-    functions = {"verl.trainer.ppo.core_algos": _add_estimator, "verl.trainer.ppo.v1": _add_modes}
+    functions = {
+        "verl.trainer.ppo.core_algos": _add_estimator,
+        "verl.trainer.ppo.v1": _add_modes,
+        "verl.utils.config": _add_check,
+    }
     others = (finder for finder in sys.meta_path if type(finder).__name__ != _AfterImport.__name__)  # of a reload
     sys.meta_path[:] = [_AfterImport(functions), *others]
     for name, function in functions.items():
