@@ -262,6 +262,20 @@ def test_from_verl_converts_a_command_with_the_plugin(switch) -> None:
         assert line.startswith(start), line
 
 
+def test_from_verl_names_values_to_check() -> None:
+    pytest.importorskip("hydra")
+    from creditflow.cli.from_verl import recipe_text
+
+    multi_turn = ("data.max_response_length=16", "actor_rollout_ref.rollout.multi_turn.enable=True")
+    variables = ("trainer.project_name=$HOME/x", "actor_rollout_ref.model.path=${MODEL}")
+    made = recipe_text([*multi_turn, *variables, "data.val_files=${data.train_files}"])
+    assert [line for line in made.splitlines() if line.startswith("# check: ")] == [
+        *(f"# check: {word}: a shell's variable is text here; write its value" for word in variables),
+        "# check: data.max_response_length=16: verl's whole trajectory; here of each step",
+    ]
+    assert "# check" not in recipe_text(multi_turn[:1])
+
+
 def test_from_verl_carries_arguments_of_the_reward_function(tmp_path) -> None:
     kwargs = "+reward.custom_reward_function.reward_kwargs.bonus=0.25"
     recipe, left = converted("reward.custom_reward_function.path=r.py", kwargs)
@@ -310,7 +324,7 @@ def test_verl_options_of_equal_name_exist_in_both() -> None:
     pytest.importorskip("verl")
     theirs, ours, missing = verls_options(), dict(leaves(Config().model_dump())), object()
     keys = [f"{CODE.findall(row[0])[0]}.{name}" for row in options_of("verl")[0] for name in CODE.findall(row[1])]
-    assert len(keys) > 40
+    assert len(keys) > 35
     assert [key for key in keys if key not in ours] == []
     assert [key for key in keys if OmegaConf.select(theirs, key, default=missing) is missing] == []
 

@@ -5,9 +5,10 @@ Without verl installed, keys that verl does not have stay in the recipe, and ref
 
 from __future__ import annotations
 
+import re
 import shlex
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Annotated, Any
 
@@ -32,7 +33,13 @@ _BASE = {
 _MODE = "trainer.v1.trainer_mode"
 _REPLACED = [f"algorithm.{name}" for name in ("adv_estimator", "gamma", "lam", "norm_adv_by_std_in_grpo")]
 """verl's options of credit, which `engines.verl.plugin` does not read."""
+_LENGTHS = {"data.max_prompt_length": "first prompt", "data.max_response_length": "whole trajectory"}
+"""verl's limits, and the part of a trajectory of several turns that they bound."""
 _FUNCTIONS = ("reward.custom_reward_function.", "custom_reward_function.")
+
+
+_VARIABLE = re.compile(r"\$(\w|\(|\{\w+\})")
+"""A variable or command of a shell; Hydra's interpolations have a dot or colon."""
 
 
 class CommandClass(Command):
@@ -49,7 +56,8 @@ def from_verl(
     """Print the recipe of a command of verl.
 
     In your script, write `creditflow from-verl` for `python3 -m verl.trainer.main_ppo`, and `> recipe.yaml` at the end.
-    Options that no recipe can have are comments at its end, each with the reason. Paths are relative to the recipe.
+    Options that no recipe can have are comments at its end, each with the reason; comments at its head name values to
+    check. Paths are relative to the recipe.
 
     Example: creditflow from-verl "$(cat train.sh)" > recipe.yaml
     """
@@ -109,8 +117,16 @@ def recipe_text(arguments: Sequence[str]) -> str:
         elif key not in verls or verls[key] != value:
             left[given[key].input_line] = misfit if moved else problem
     made = OmegaConf.to_container(nested(recipe | ({"verl": nested(verl)} if verl else {})))
-    lines = ["\\n".join(f"# not carried over: {word}: {reason}".splitlines()) + "\n" for word, reason in left.items()]
-    return _HEAD + yaml.safe_dump(made, sort_keys=False, width=120) + "".join(lines)
+    shells = [override.input_line for override in given.values() if _VARIABLE.search(override.input_line)]
+    check = dict.fromkeys(shells, "a shell's variable is text here; write its value")
+    if chosen.get("actor_rollout_ref.rollout.multi_turn.enable"):
+        check |= {given[k].input_line: f"verl's {of}; here of each step" for k, of in _LENGTHS.items() if k in given}
+    text = yaml.safe_dump(made, sort_keys=False, width=120)
+    return _HEAD + _comments("check", check) + text + _comments("not carried over", left)
+
+
+def _comments(title: str, reasons: Mapping[str, str]) -> str:
+    return "".join("\\n".join(f"# {title}: {word}: {why}".splitlines()) + "\n" for word, why in reasons.items())
 
 
 def _read(arguments: Sequence[str], verls_file: str) -> tuple[str, dict[str, Any], dict[str, str]]:
