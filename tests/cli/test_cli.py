@@ -157,6 +157,19 @@ def test_dry_run_prints_only_verls_configuration(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_dry_run_warns_of_missing_files(monkeypatch, tmp_path):
+    engine = pytest.importorskip("creditflow.engines.verl.engine").VerlEngine
+    monkeypatch.setattr(engine, "configuration", lambda *_: "")
+    (tmp_path / "score.py").touch()
+    functions = [{"fn": "score.py:one"}, {"fn": "my rewards/s.py:two"}, {"fn": "my rewards/s.py:three"}]
+    recipe = {"team": {"workflow": "team.py:solve", "agents": {"a": {}}}, "reward": {"functions": functions}}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    result = creditflow("train", tmp_path / "recipe.yaml", "--engine", "verl", "--dry-run")
+    assert result.exit_code == 0, result.output
+    warned = [line.split(": ")[1] for line in result.stderr.splitlines() if line.startswith("warning: ")]
+    assert sorted(warned) == ["my rewards/s.py", "team.py"]
+
+
 def test_eval_prints_and_writes_metrics_of_a_checkpoint(trained, here):
     run = trained[1]
     settings = [f"actor_rollout_ref.model.path={run}/checkpoints/global_step_2"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shlex
 from pathlib import Path
 from typing import Annotated, Any
@@ -64,6 +66,9 @@ def train(
         raise ConfigError(f"{'--dry-run' if dry_run else '--'}: is for verl's configuration; add --engine verl")
     if dry_run:
         print(chosen.configuration(loaded, options or (), reporter), end="")
+        references = re.findall(r'"([^"]+\.py):\w+"', json.dumps(loaded.to_dict(), ensure_ascii=False))
+        for file in dict.fromkeys(file for file in references if not (loaded.folder / file).exists()):
+            reporter.say(f"warning: {file}: the recipe names this file, and {loaded.folder.resolve()} has none")
         return
     expect_supported(loaded.config, chosen.name)
     for line in credit_lines(loaded.config):
