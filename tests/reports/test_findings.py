@@ -79,6 +79,28 @@ def test_learning_of_a_constant_run_suggests_no_other_rate() -> None:
     assert (never.kind, str(never.change)) == ("problem", "actor_rollout_ref.rollout.n=16")
 
 
+def test_learning_of_constant_pass_rate_reads_the_means() -> None:
+    noise = np.random.default_rng(0).normal(0, 0.03, (2, 24))
+    rows = [{"step": k, "train/pass_at_1": 0.0, "outcome": 0.1 + noise[0, k]} for k in range(24)]
+    better = [{"step": k, "sub_reward": 0.3 + k / 40 + noise[1, k]} for k in range(24)]
+    (rise,) = found("learning", Tables(metrics=[*rows, *better]))
+    assert (rise.kind, rise.metric, rise.evidence[0]) == ("good", None, "pass@1 in training is 0 throughout")
+    assert rise.sentence.startswith("The run learns: the mean sub-reward in training rose from 0.3")
+    (none,) = found("learning", Tables(metrics=rows))
+    assert none.sentence == "No task is ever solved: pass@1 in training is 0 throughout."
+    solved = [row | {"train/pass_at_1": 1.0} for row in rows]
+    assert found("learning", Tables(metrics=[*solved, *better]))[0].sentence.startswith("There is nothing left")
+
+
+def test_learning_of_constant_pass_rate_is_rarely_wrong() -> None:
+    rng, wrong = np.random.default_rng(7), 0
+    for _ in range(NULL_RUNS):
+        means = {name: rng.normal(size=20) for name in ("val/outcome_mean", "outcome", "sub_reward")}
+        rows = [{"step": k, "train/pass_at_1": 0.0} | {name: of[k] for name, of in means.items()} for k in range(20)]
+        wrong += found("learning", Tables(metrics=rows))[0].evidence[0] == "pass@1 in training is 0 throughout"
+    assert wrong <= MOST_WRONG
+
+
 def test_learning_is_not_claimed_of_noise() -> None:
     rng = np.random.default_rng(1)
     wrong = sum(

@@ -38,7 +38,7 @@ class Tables:
     """The tables of a run that findings read."""
 
     metrics: Sequence[Mapping[str, Any]] = ()
-    """Lines of `metrics.jsonl`."""
+    """Lines of `metrics.jsonl`, and of the means `outcome` and `sub_reward` in training, by `step`."""
     parts: Sequence[Mapping[str, Any]] = ()
     """Numbers `n` of trajectories by `training_step`, `agent`, `scored`, `erred`, `first_to_err`, `ended_right`."""
     steps: Sequence[Mapping[str, Any]] = ()
@@ -96,8 +96,13 @@ def tables_of(ledger: Ledger, index: Index) -> Tables:
         SELECT erring_agent AS agent, arg_max(trajectory_id, number) AS id, max(training_step) AS step
         FROM trajectories WHERE NOT ended_right AND erring_agent IS NOT NULL GROUP BY erring_agent
     """)
+    means = index.ask("""
+        SELECT training_step AS step, avg(outcome) FILTER (isfinite(outcome)) AS outcome,
+               (SELECT sum(sub_reward) / sum(scored) FROM sums WHERE training_step = step) AS sub_reward
+        FROM trajectories GROUP BY ALL
+    """)
     return Tables(
-        metrics=ledger.metrics(),
+        metrics=[*ledger.metrics(), *means],
         parts=index.ask("FROM parts"),
         steps=index.ask("""
             SELECT training_step, agent, sum(assigned)::BIGINT AS assigned, sum(trained)::BIGINT AS trained
@@ -135,41 +140,49 @@ _SERIES = {
     "train/pass_at_1": "pass@1 in training",
     "val/outcome_mean": "the mean outcome in validation",
     "train/outcome_mean": "the mean outcome in training",
+    "outcome": "the mean outcome in training",
+    "sub_reward": "the mean sub-reward in training",
 }
 _RATE, _DEFAULT_RATE = "actor_rollout_ref.actor.optim.lr", 1e-6
 
 
 def learning(tables: Tables) -> Iterator[Finding]:
-    """Whether pass@1 has a trend beyond noise, by the first series with enough points."""
+    """Whether pass@1 has a trend beyond noise, by the first series with enough points.
+
+    If it is constant below 1, the first mean with a trend is reported in its place.
+    """
     series = {name: _points(tables.metrics, name) for name in _SERIES}
     name = next((name for name, points in series.items() if len(points) >= _POINTS), None)
     if name is None:
         most = max(map(len, series.values()))
         yield _unknown(f"whether the run learns: {most} values of pass@1, {_POINTS} are needed")
         return
+    still: tuple[str, ...] = ()
+    if len(distinct := {value for _, value in series[name]}) == 1:
+        (value,) = distinct
+        graded = [of for of in tuple(_SERIES)[2:] if value < 1 and len(series[of]) >= _POINTS]
+        moving = next((of for of in graded if trend(series[of]).p <= ERROR_RATE / len(graded)), None)
+        if moving is None and value in (0, 1):
+            yield _constant(tables, name, value, len(series[name]))
+            return
+        still, name = (f"{_SERIES[name]} is {value:g} throughout",), moving or name
     fit, points, subject = trend(series[name]), series[name], _SERIES[name]
-    if len(distinct := {value for _, value in points}) == 1 and distinct <= {0.0, 1.0}:
-        yield _constant(tables, name, distinct.pop(), len(points))
-        return
-    span = points[-1][0] - points[0][0]
-    over = [100 * value * span for value in (fit.slope, fit.low, fit.high)]
-    evidence = f"trend over the run {over[0]:+.1f} points, 95 % interval [{over[1]:+.1f}, {over[2]:+.1f}]"
+    over = [value * (points[-1][0] - points[0][0]) for value in (fit.slope, fit.low, fit.high)]
+    trended = f"trend over the run {over[0]:+.3f}, 95 % interval [{over[1]:+.3f}, {over[2]:+.3f}]"
     method = f"Mann-Kendall test, Theil-Sen slope (Mann 1945; Sen 1968) over {len(points)} values, p {_p(fit.p)}"
+    evidence, metric = (*still, trended, method), name if "/" in name else None  # the others have no curve
     rate = float(tables.setting(_RATE, _DEFAULT_RATE))
     first, last = f"{fit.first:.3f}", f"{fit.last:.3f}"
     from_to = f"from {first} in its first quarter to {last} in its last"
     if fit.p > ERROR_RATE:
-        change = Change(_RATE, _three_fold(rate, 1), "a larger step, if the gradient norm and the entropy are steady")
+        change = Change(_RATE, f"{3 * rate:.1g}", "a larger step, if the gradient norm and the entropy are steady")
         went = f"went {from_to}" if first != last else f"stayed at {first}"
-        sentence = f"The run does not learn beyond noise: {subject} {went}."
-        yield Finding(sentence, (evidence, method), name, change)
+        yield Finding(f"The run does not learn beyond noise: {subject} {went}.", evidence, metric, change)
     elif fit.rises:
-        sentence = f"The run learns: {subject} rose {from_to}."
-        yield Finding(sentence, (evidence, method), name, kind="good")
+        yield Finding(f"The run learns: {subject} rose {from_to}.", evidence, metric, kind="good")
     else:
-        change = Change(_RATE, _three_fold(rate, -1), "smaller updates")
-        sentence = f"The run gets worse: {subject} fell {from_to}."
-        yield Finding(sentence, (evidence, method), name, change)
+        change = Change(_RATE, f"{rate / 3:.1g}", "smaller updates")
+        yield Finding(f"The run gets worse: {subject} fell {from_to}.", evidence, metric, change)
 
 
 def _constant(tables: Tables, name: str, value: float, n: int) -> Finding:
@@ -183,10 +196,6 @@ def _constant(tables: Tables, name: str, value: float, n: int) -> Finding:
     reason = "a rare success needs more rollouts of a task; easier tasks or a supervised warm-up help more"
     change = Change(key, 2 * int(tables.setting(key, 8)), reason)
     return Finding(sentence, evidence, name, change)
-
-
-def _three_fold(rate: float, sign: int) -> float:
-    return float(f"{rate * 3.0**sign:.1g}")
 
 
 # ---- the agent that limits the team ----------------------------------------------------------------------------------
