@@ -151,8 +151,9 @@ def evaluation(passed, wrong):
 
     The first `passed` tasks pass, and the first `wrong` have one wrong step.
     """
+    means = {"sub_reward/x": passed / 20, "sub_reward/y": passed / 10, "sub_reward/y/right": 1.0}
     return Evaluation(
-        metrics={"pass_at_1": passed / 10, "pass_at_1_greedy": passed / 10, "step_error_rate": wrong / 20},
+        metrics={"pass_at_1": passed / 10, "pass_at_1_greedy": passed / 10, "step_error_rate": wrong / 20, **means},
         sampled=[float(i < passed) for i in range(10)],
         greedy=[float(i < passed) for i in range(10)],
         step_errors=[(int(i < wrong), 2) for i in range(10)],
@@ -201,6 +202,15 @@ def test_comparison_json_has_this_shape():
         "pass_at_1": {"before": 0.2, "after": after},
         "pass_at_1_greedy": {"before": 0.2, "after": after},
         "step_error_rate": {"before": 0.25, "after": {"mean": 0.2, "std": 0.0, "seeds": [0.2, 0.2]}},
+        "outcome_mean": {"before": None, "after": {"mean": None, "std": None, "seeds": [None, None]}},
+        "sub_reward": {
+            "before": pytest.approx(0.15),
+            "after": {
+                "mean": pytest.approx(0.375),
+                "std": pytest.approx(math.sqrt(0.01125)),
+                "seeds": pytest.approx([0.3, 0.45]),
+            },
+        },
     }
     pairs = [(d["value"], d["against"]) for d in found["differences"]]
     assert pairs == [("own", "identical"), ("threshold", "identical"), ("threshold", "own")]
@@ -506,6 +516,16 @@ def half_done(compared, tmp_path, monkeypatch):
     (tmp_path / "out" / "identical" / "seed0" / "evaluation.json").unlink()
     monkeypatch.chdir(tmp_path)
     return Path("out")
+
+
+def test_folder_of_a_training_run_is_refused(compared, monkeypatch):
+    monkeypatch.chdir(compared[0])
+    before = {*Path("out/own/seed0").iterdir()}
+
+    message = refused(*ARMS[:-1], "trainer.default_local_dir=out/own/seed0")
+
+    assert message.startswith("trainer.default_local_dir: out/own/seed0 holds a run already; name another folder")
+    assert {*Path("out/own/seed0").iterdir()} == before
 
 
 def test_broken_run_is_kept_if_another_folder_is_foreign(half_done):

@@ -112,6 +112,9 @@ def compare(
     if not effective.issuperset(settings):  # every arm ignores one: the loader raises with the reason
         load_recipe(recipe, (*compared[0].overrides, *settings))
     folder = run_path(loaded)
+    if (folder / "run.json").exists():
+        another = f"name another folder, such as trainer.default_local_dir={folder}_compared"
+        raise InputError(f"trainer.default_local_dir: {folder} holds a run already; {another}")
     with reporter.bar("loading the arms", keep=False):
         runs = _plan(recipe, settings, loaded, key, compared, seeds, folder, chosen, reporter)
 

@@ -99,14 +99,7 @@ def model_card(
         eval_results=results or None,
         creditflow={"recipe": recipe, "training_steps": step, "propagation": rule},
     )
-    facts: dict[str, Any] = {
-        "code": _code,
-        "recipe": recipe,
-        "rule": rule,
-        "step": step,
-        "policies": policies,
-        "results": results,
-    }
+    facts: Any = {"code": _code, "recipe": recipe, "rule": rule, "step": step, "policies": policies, "results": results}
     return str(ModelCard.from_template(data, template_str=_TEMPLATE, before=dict(before), **facts))
 
 

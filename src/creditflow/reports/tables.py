@@ -16,7 +16,7 @@ from creditflow._utils.intervals import COVERAGE, LEAST_SEEDS, Difference
 from creditflow.credit.analysis.difference import CreditChange
 from creditflow.monitoring.evaluation import Evaluation, Example
 from creditflow.reports.text import aligned, counted, number, plain
-from creditflow.studies.comparison.results import METRICS, ArmDifference, ArmResult, spread
+from creditflow.studies.comparison.results import COMPARED, ArmDifference, ArmResult, spread
 
 _WIDTH_OF_A_FILE = 160
 """Width in columns if standard output is not a terminal, so that tables are not folded to 80."""
@@ -65,12 +65,11 @@ def comparison_title(subject: str, steps: Collection[int]) -> str:
 
 def comparison_table(arms: Sequence[ArmResult]) -> Table:
     """One row per arm: metrics before -> after training, and the training time."""
-    header = ("arm", "pass@1", "greedy pass@1", "step error rate", "train seconds")
     rows = []
     for arm in arms:
-        cells = [f"{number(arm.before_mean(metric))} -> {mean_and_spread(arm.after(metric))}" for metric in METRICS]
+        cells = [f"{number(arm.before_mean(metric))} -> {mean_and_spread(arm.after(metric))}" for metric in COMPARED]
         rows.append([arm.name, *cells, number(sum(run.seconds for run in arm.runs) / len(arm.runs), 0)])
-    return new_table(header, rows)
+    return new_table(("arm", *COMPARED.values(), "train seconds"), rows)
 
 
 def difference_title(seeds: int) -> str:
@@ -82,10 +81,8 @@ def difference_title(seeds: int) -> str:
 
 def difference_table(differences: Sequence[ArmDifference]) -> Table:
     """One row per pair: the first arm's final metrics minus the second's, with intervals."""
-    rows = []
-    for pair in differences:
-        rows.append([f"{pair.name} - {pair.against}", *map(difference_cell, pair.by_metric.values())])
-    return new_table(("arm - arm", "pass@1", "greedy pass@1", "step error rate"), rows)
+    rows = [[f"{pair.name} - {pair.against}", *map(difference_cell, pair.by_metric.values())] for pair in differences]
+    return new_table(("arm - arm", *COMPARED.values()), rows)
 
 
 def difference_cell(difference: Difference) -> str:

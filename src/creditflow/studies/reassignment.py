@@ -73,14 +73,9 @@ def reassign(
     if threshold is None and not _sets_threshold(changed):
         threshold = standing_threshold(before)  # reads the floor of the kind, whose file is loaded by now
     values_T = None if before.advantage.critic is None else before.advantage.critic.values_T
+    history = before.history if history is None else history
     try:
-        return assign(
-            recorded.batch,
-            options,
-            values_T=values_T,
-            threshold=threshold,
-            history=before.history if history is None else history,
-        )
+        return assign(recorded.batch, options, values_T=values_T, threshold=threshold, history=history)
     except BatchError as error:
         raise InputError(f"{subject}: {error}") from error
 

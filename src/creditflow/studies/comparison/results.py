@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,12 @@ from creditflow.monitoring.evaluation import Evaluation
 from creditflow.runs.run_folder import read_metrics
 
 METRICS = ("pass_at_1", "pass_at_1_greedy", "step_error_rate")
-"""Metrics of an evaluation that are compared."""
+"""Metrics of an evaluation that benchmarks record."""
+COMPARED = dict(zip(METRICS, ("pass@1", "greedy pass@1", "step error rate"), strict=True)) | {
+    "outcome_mean": "outcome, mean",
+    "sub_reward": "mean sub-reward",
+}
+"""Metrics that are compared, with their titles. `sub_reward` is the mean over agents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +59,19 @@ class ArmResult:
 
     def before_mean(self, metric: str) -> float:
         """Mean of a metric over seeds, before training."""
-        return float(np.mean([evaluation.metrics.get(metric, math.nan) for evaluation in self.before]))
+        return float(np.mean([_value(evaluation, metric) for evaluation in self.before]))
 
     def after(self, metric: str) -> list[float]:
         """A metric after training, by seed."""
-        return [run.after.metrics.get(metric, math.nan) for run in self.runs]
+        return [_value(run.after, metric) for run in self.runs]
+
+
+def _value(evaluation: Evaluation, metric: str) -> float:
+    """A metric of an evaluation; NaN without it."""
+    if metric == "sub_reward":
+        of_agents = [value for key, value in evaluation.metrics.items() if re.fullmatch("sub_reward/[^/]+", key)]
+        return float(np.mean(of_agents or [math.nan]))
+    return evaluation.metrics.get(metric, math.nan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +95,8 @@ def differences(arms: Sequence[ArmResult], more: Sequence[tuple[str, str]] = ())
     further = [*((later, other) for later in others[-2:] for other in others[: others.index(later)]), *more]
     pairs += [pair for pair in further if set(pair) <= set(by_name) and pair not in pairs]
     return [
-        ArmDifference(
-            name,
-            against,
-            {
-                metric: paired_difference(by_name[name].after(metric), by_name[against].after(metric))
-                for metric in METRICS
-            },
-        )
-        for name, against in pairs
+        ArmDifference(a.name, b.name, {of: paired_difference(a.after(of), b.after(of)) for of in COMPARED})
+        for a, b in ((by_name[name], by_name[against]) for name, against in pairs)
     ]
 
 
@@ -112,7 +119,7 @@ def summary(vary: str, arms: Sequence[ArmResult], pairs: Sequence[ArmDifference]
                         "seeds": arm.after(metric),
                     },
                 }
-                for metric in METRICS
+                for metric in COMPARED
             }
             for arm in arms
         },
