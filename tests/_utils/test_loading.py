@@ -4,6 +4,7 @@ import builtins
 import importlib
 import math
 import pickle
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -143,14 +144,22 @@ def test_syntax_error_has_file_and_line(base: Path, monkeypatch: pytest.MonkeyPa
     assert refused("broken_of_this_test:solve", base).startswith(f"{broken}:3: ")
 
 
-def test_error_in_a_file_propagates_and_unloads_it(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_in_a_file_is_one_line_and_unloads_it(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (base / "mine.py").write_text("import os, other\nsolve = other.__name__\n1 / ('SET' in os.environ)\n")
     (base / "other.py").write_text("import mine")
     for _ in range(2):
-        with pytest.raises(ZeroDivisionError):
-            load_object("mine.py:solve", base, "k")
+        assert refused("mine.py:solve", base) == "ZeroDivisionError: division by zero (mine.py:3)"
     monkeypatch.setenv("SET", "1")
     assert load_object("mine.py:solve", base, "k") == load_object("other.py:mine", base, "k").solve
+
+
+def test_wrong_option_of_a_decorator_names_the_line(base: Path) -> None:
+    (base / "mine.py").write_text(
+        "from creditflow import reward\n@reward(agent='x')\ndef solve(step, trajectory): pass"
+    )
+    assert re.fullmatch(
+        r"TypeError: reward\(\) got .* argument 'agent'.* \(mine.py:2\)", refused("mine.py:solve", base)
+    )
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from creditflow._utils.tracebacks import located
-from creditflow.errors import USER_MODULE, ConfigError, did_you_mean
+from creditflow.errors import USER_MODULE, ConfigError, CreditflowError, did_you_mean, first_line
 from creditflow.removed import removed_hint
 
 USER_FILES: dict[str, tuple[str, bytes]] = {}
@@ -79,15 +79,17 @@ def _import(where: str, base: Path, key: str) -> ModuleType:
     except BaseException as error:
         for module in [module for module in sys.modules if module.partition(".")[0] == package]:
             del sys.modules[module]  # its neighbours hold the half-loaded module
-        if not isinstance(error, ImportError | SyntaxError):
+        if isinstance(error, CreditflowError | KeyboardInterrupt):
             raise
         raise ConfigError(f"{key}: {_import_failure(error, str(path or where), package)}") from error
 
 
-def _import_failure(error: ImportError | SyntaxError, place: str, package: str = "") -> str:
+def _import_failure(error: BaseException, place: str, package: str = "") -> str:
     """Describe a failed import. `package`: that of the user's folder, if the import began in one of its files."""
     if isinstance(error, SyntaxError):
         return f"{error.filename or place}:{error.lineno or 1}: {error.msg}"
+    if not isinstance(error, ImportError):
+        return located(error, f"{type(error).__name__}: {first_line(error)}")
     name, hint = (error.name or "").removeprefix(f"{package}."), ""
     text = str(error).replace(f"{package}.", "").replace(package, ".") if package else str(error)
     if isinstance(error, ModuleNotFoundError):

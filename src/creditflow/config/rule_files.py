@@ -33,7 +33,7 @@ def load_named_files(options: Mapping[str, Any], folder: Path) -> dict[str, Any]
         if function is not None:
             entry = replace(entry, **{function: _located(getattr(entry, function), name)})
         elif isinstance(entry, type):
-            methods = {part: _located(getattr(entry, part), name) for part in _METHODS if hasattr(entry, part)}
+            methods = {part: _located(getattr(entry, part), name) for part in _CALLED if hasattr(entry, part)}
             entry = type(entry.__name__, (entry,), {"name": full, "__doc__": entry.__doc__, **methods})
         else:
             entry = _located(entry, name)
@@ -43,28 +43,16 @@ def load_named_files(options: Mapping[str, Any], folder: Path) -> dict[str, Any]
     return change_references(options, load)
 
 
-_METHODS = (
-    "credit",
-    "fit",
-    "make_threshold",
-    "__init__",
-    "theta",
-    "update",
-    "metrics",
-    "state_dict",
-    "load_state_dict",
-)
+_CALLED = ("credit", "fit", "make_threshold", "__init__", "theta", "update", "metrics", "state_dict", "load_state_dict")
 """The methods of rules and thresholds that other code calls."""
 
 
 def _entry(registry: Registry[Any], key: str, reference: str, full: str, folder: Path) -> Any:
     try:
         return registry.declared_by(load_object(full, folder, key))
-    except (Exception, SystemExit) as error:  # whatever the user's file raises
-        reason = str(error).removeprefix(f"{key}: ")
-        if not isinstance(error, CreditflowError):
-            reason = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{key}: {reference}: cannot be loaded: {located(error, reason)}") from error
+    except CreditflowError as error:
+        reason = located(error, str(error).removeprefix(f"{key}: "))
+        raise ConfigError(f"{key}: {reference}: cannot be loaded: {reason}") from error
 
 
 def _located(function: Callable[..., Any], name: str) -> Callable[..., Any]:
