@@ -161,6 +161,8 @@ def test_unknown_key_names_the_nearest(recipe, override, nearest):
         # Misspelt values
         ("algorithm.propagation_threshold={kind: quantil}", r"did you mean 'quantile'\?"),
         ("actor_rollout_ref.model.target_modules=all_linear", r"did you mean 'all-linear'\?"),
+        ("team.agents.a.model=x", "; an agent has the model of its policy: set policies.NAME.model"),
+        ("reward.functions=[team.py:f]", r"got 'team.py:f'; write \{fn: team.py:f\}"),
         ("trainer.logger=[wandbb]", r"did you mean 'wandb'\?"),
         ("guard.fallback.trainable=lroa", r"did you mean 'lora'\?"),
         ("guard.rules.entropy.kind=levels", r"did you mean 'level'\?"),

@@ -463,7 +463,7 @@ def own_rule() -> Iterator[str]:
 def test_report_of_an_unknown_rule_states_missing_parts(tmp_path: Path, own_rule: str) -> None:
     ledger = a_run(tmp_path / "run", propagation=own_rule)
     with opened(reported(tmp_path / "known.html", ledger.path)) as page:
-        assert "the rule 'halves' declares no `flow`" in page.inner_text("#left-out")
+        assert "the `flow` of the rule 'halves' is unknown" in page.inner_text("#left-out")
         lines = page.locator("svg.trajectory path[data-flow]")
         assert lines.count() == 5
         assert {line.get_attribute("data-flow") for line in lines.all()} == {"unknown"}

@@ -195,6 +195,8 @@ def _message(errors: Sequence[ErrorDetails], values: Any, root: Mapping[str, Any
         schema, path = part, _joined(path, name)
         value = value[name] if isinstance(name, int) else value.get(name)
     names = _choices(schema, root)
+    if isinstance(value, str) and "fn" in _resolved(schema, root).get("properties", ()):
+        return f"{path}: expected a mapping of options, got {value!r}; write {{fn: {value}}}"
     number = _NUMBERS.get(error["type"], "a number")
     got = "nothing" if error["type"] == "missing" else repr(str(value) if names and type(value) is int else value)
     hint = removed_hint(path, value) or did_you_mean(value, names)
@@ -260,6 +262,8 @@ def _kind(schema: Mapping[str, Any], number: str) -> str:
 
 def _nearest(key: str, path: str, siblings: Sequence[str], root: Mapping[str, Any]) -> str:
     """The most likely intended key: a sibling of `key`, or a key of the same name elsewhere."""
+    if key == "model" and path.startswith("team.agents."):
+        return "; an agent has the model of its policy: set policies.NAME.model, and policy: NAME at the agent"
     keys = list(_known_keys(root, root))
     same_name = [name for name in keys if name.rpartition(".")[2] == key]
     if not difflib.get_close_matches(key, siblings, n=1) and same_name:

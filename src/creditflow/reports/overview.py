@@ -79,7 +79,7 @@ def left_out(ledger: Ledger, index: Index) -> list[str]:
     ]
     rules = [options.propagation for options in tuple(index.options.values())]
     for rule in sorted({rule.name for rule in rules if rule.flow == UNKNOWN}):
-        sentences.append(f"graphs draw no credit on their lines: the rule {rule!r} declares no `flow`, which they need")
+        sentences.append(f"graphs draw no credit on their lines: the `flow` of the rule {rule!r} is unknown")
     sentences += torn_lines(ledger.path)
     if (n_events := len(ledger.events())) > _EVENTS:
         sentences.append(f"the first {n_events - _EVENTS:,} of {n_events:,} guard events are left out")
