@@ -199,6 +199,7 @@ def test_check_prints_findings_first(here):
     assert any(line.startswith("writer") for line in lines)
     assert any(line.startswith("compute_decomposed_reward") for line in lines)
     assert "validation uses 6 tasks of data.train_files (data.val_files is not set)" in lines
+    assert "which credit (docs/benchmarks/which_credit.md): scores of every agent, graded: own" in brief.stdout
     configuration = ("reward_decomp: true", "rule: threshold", "theta: 0.5", "lam: 0.95")
     assert not set(configuration) & set(lines)
     assert "credit: {rule: threshold, w_r: 1.0, " in brief.stderr
@@ -229,6 +230,22 @@ def test_check_warns_of_an_agent_without_signal(here):
     assert result.stdout.count("warning: guard.rules.") == 1
     assert "warning: guard.rules.mine only warns: there is no threshold to lower (own)" in result.stdout
     assert "no signal reaches critic" not in result.stdout
+
+
+def test_check_says_that_equal_credit_trains_nothing(here):
+    (here / "none.py").write_text("from creditflow import outcome\n@outcome\ndef g(trajectory):\n    return 0.0\n")
+
+    result = creditflow("check", TOY, f"reward.functions=[{{fn: '{here}/none.py:g'}}]")
+
+    assert result.stderr.splitlines()[-1] == "training would change nothing on these tasks: every advantage is 0"
+    assert "no scores: own, which gives every step the outcome; choose group_by" in result.stdout
+
+
+def test_check_names_a_missing_outcome(here):
+    result = creditflow("check", TOY, "reward.functions=[{fn: 'toy.py:compute_decomposed_reward'}]")
+
+    missing = "no reward function of level outcome: the outcome is 0, and pass@1 means nothing; reward.functions does"
+    assert f"{missing} not list first_byte_is_printable, which is declared" in result.stdout
 
 
 def test_check_reports_failed_scores_and_exits_with_code_1(here):

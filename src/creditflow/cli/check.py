@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from types import FunctionType
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
@@ -23,7 +25,7 @@ from creditflow.errors import TooManyFailedScores
 from creditflow.monitoring.notices import failure_text, truncations
 from creditflow.reports.tables import new_table, results_console, show
 from creditflow.rewards.manager import ScoringReport, expect_few_failures
-from creditflow.rewards.registry import RewardFunction, leaves
+from creditflow.rewards.registry import RewardFunction, declared, leaves
 
 if TYPE_CHECKING:
     from creditflow.engines.common.components import Components
@@ -72,6 +74,7 @@ def check(
     show(title, _agent_table(assignment))
     show("reward functions", _function_table(components, report))
     console.print(f"validation uses {loaded.validation_words(len(components.val_tasks))}", soft_wrap=True)
+    console.print(_fitting_credit(assignment), soft_wrap=True)
     for estimate in result.memory:
         reporter.say(estimate.text())  # to standard error, because the numbers differ at every call
     warnings = _warnings(components, trajectories, report, assignment) + unreadable
@@ -88,40 +91,42 @@ def check(
         expect_few_failures(report, loaded.config.reward.max_failed_frac)
     except TooManyFailedScores as error:
         raise TooManyFailedScores(f"training would stop: {error}") from None
-    reporter.say("the recipe can be trained" + (", with the warnings above" if warnings else ""))
+    verdict = "the recipe can be trained" + (", with the warnings above" if warnings else "")
+    nothing = "training would change nothing on these tasks: every advantage is 0"
+    reporter.say(verdict if assignment.advantage.learns_S.any() else nothing)
+
+
+def _fitting_credit(assignment: Assignment) -> str:
+    """The row of docs/benchmarks/which_credit.md for the scores."""
+    scored_S, agent_S = assignment.rewards.scored_S, assignment.batch.agent_of_step
+    is_binary = np.isin(assignment.rewards.sub_reward_S[scored_S], (0.0, 1.0)).all()
+    noisy, kind = ("noisy", "0 or 1") if is_binary else ("proxies of the outcome, or noisy", "graded")
+    row = f"scores of every agent, {kind}: own; with a smaller w_r, such as 0.5, if they are {noisy}"
+    if not scored_S.any():
+        row = "no scores: own, which gives every step the outcome; choose group_by"
+    elif np.setdiff1d(agent_S, agent_S[scored_S]).size:
+        row = f"scores of some agents only, {kind}: own; unscored agents get the outcome"
+    return f"which credit (docs/benchmarks/which_credit.md): {row}"
 
 
 def _agent_table(assignment: Assignment) -> Table:
-    gate_open_S = assignment.credit.gate_open_S
+    gate_open_S, rewards, reached = assignment.credit.gate_open_S, assignment.rewards, reach(assignment)
     gates = () if gate_open_S is None else ("gate open",)
     header = ("agent", "steps", "share scored", "failed", "mean sub-reward", *gates, "signal reaches")
-    reached, rows = reach(assignment), []
+    rows: list[list[object]] = []
     for i, agent in enumerate(assignment.batch.agent_names):
         agent_S = assignment.batch.agent_of_step == i
-        matched_S = agent_S & (assignment.rewards.scored_S | assignment.rewards.failed_S)
-        rows.append(
-            (
-                agent,
-                agent_S.sum(),
-                _mean(assignment.rewards.scored_S[agent_S]),
-                (assignment.rewards.failed_S & agent_S).sum(),
-                _mean(assignment.rewards.sub_reward_S[agent_S & assignment.rewards.scored_S]),
-                *(() if gate_open_S is None else (_mean(gate_open_S[matched_S]),)),
-                float(reached.get(agent, 0.0)),
-            )
-        )
+        scored_S, failed_S = agent_S & rewards.scored_S, agent_S & rewards.failed_S
+        cells = [agent_S.sum(), _mean(scored_S[agent_S]), failed_S.sum(), _mean(rewards.sub_reward_S[scored_S])]
+        cells += [] if gate_open_S is None else [_mean(gate_open_S[scored_S | failed_S])]
+        rows.append([agent, *cells, float(reached.get(agent, 0.0))])
     return new_table(header, rows)
 
 
 def _function_table(components: Components, report: ScoringReport) -> Table:
-    functions = zip(components.rewards.functions, report.functions, strict=True)
-    return new_table(
-        ("function", "level", "weight", "calls", "failed", "mean"),
-        [
-            (n.name, _level(function), f"{function.weight:g}", n.matched, n.failed, float(n.mean))
-            for function, n in functions
-        ],
-    )
+    pairs = zip(components.rewards.functions, report.functions, strict=True)
+    rows = [(n.name, _level(f), f"{f.weight:g}", n.matched, n.failed, float(n.mean)) for f, n in pairs]
+    return new_table(("function", "level", "weight", "calls", "failed", "mean"), rows)
 
 
 def _level(function: RewardFunction) -> str:
@@ -134,6 +139,12 @@ def _warnings(
     """Warnings about the rollouts and their credit, one sentence each."""
     recipe = components.recipe
     warnings = [*recipe.notices, *map(str, lint(assignment))]
+    if all(function.level != "outcome" for function in components.rewards.functions):
+        names = vars(sys.modules[components.workflow.__module__]).values()
+        functions = [f for f in names if type(f) is FunctionType]  # a proxy may raise when its attributes are read
+        unlisted = [f.__name__ for f in functions if getattr(declared(f), "level", "") == "outcome"]
+        hint = f"; reward.functions does not list {unlisted[0]}, which is declared" if unlisted else ""
+        warnings.append(f"no reward function of level outcome: the outcome is 0, and pass@1 means nothing{hint}")
     if (idle := idle_gate(assignment)) is not None and str(idle) not in warnings:
         warnings.append(str(idle))
     warnings += [f"{a} made no step" for a in recipe.config.team.agents if a not in assignment.batch.agent_names]
