@@ -1,12 +1,13 @@
 """An engine of another distribution, in every command that has an engine; and errors for unknown engines."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from creditflow.cli import app
-from creditflow.engines.base import find_engine, sampling_engine
+from creditflow.engines.base import ENGINES, find_engine, sampling_engine
 from tests.builders import without_progress
 from tests.distributions import install, succeeded
 from tests.paths import TOY
@@ -59,12 +60,13 @@ ENGINE = EchoEngine()
 
 
 @pytest.fixture
-def distribution(tmp_path: Path) -> Path:
+def distribution(tmp_path: Path) -> Iterator[Path]:
     """A folder with an installed distribution of two entry points, one of which is no engine."""
     engines = "dummy = echo_engine:ENGINE\nwrong = echo_engine:echo\n"
     (tmp_path / "packages").mkdir()
     install(tmp_path / "packages", f"[creditflow.engines]\n{engines}", "echo_engine", echo_engine=DUMMY)
-    return tmp_path / "packages"
+    yield tmp_path / "packages"
+    ENGINES.remove("dummy")
 
 
 def with_dummy(distribution: Path, command: str, *words: str) -> str:
