@@ -40,7 +40,7 @@ def test_files_of_an_extended_recipe_are_beside_it(tmp_path):
     (base := tmp_path / "base").mkdir()
     (base / "base.yaml").write_text(
         "team: {workflow: 'team.py:solve', agents: {solver: {system: notes.md}}}\n"
-        "data: {train_files: [tasks.jsonl, 'other.jsonl']}\n"
+        f"data: {{train_files: [tasks.jsonl, other.jsonl, {base}/tasks.jsonl]}}\n"
         "reward: {functions: [{fn: 'team.py:right'}, {fn: 'mine.py:right'}]}\n"
     )
     for name in ("team.py", "tasks.jsonl"):
@@ -50,7 +50,7 @@ def test_files_of_an_extended_recipe_are_beside_it(tmp_path):
     (tmp_path / "mine.yaml").write_text("extends: base/base.yaml\nteam: {agents: {critic: {system: team.py}}}\n")
     config = load_recipe(tmp_path / "mine.yaml").config
     assert config.team.workflow == f"{base}/team.py:solve"
-    assert config.data.train_files == [f"{base}/tasks.jsonl", "other.jsonl"]
+    assert config.data.train_files == [f"{base}/tasks.jsonl", "other.jsonl", f"{base}/tasks.jsonl"]
     assert [entry.fn for entry in config.reward.functions] == [f"{base}/team.py:right", "mine.py:right"]
     assert {name: agent.system for name, agent in config.team.agents.items()} == {
         "solver": "notes.md",

@@ -342,7 +342,7 @@ def _with_whole_paths(value: Any, folder: Path) -> Any:
         return [_with_whole_paths(part, folder) for part in value]
     file = value.partition(":")[0] if isinstance(value, str) else ""
     found = Path(file).suffix and os.path.isfile(folder / file)  # noqa: PTH113 (the text may be longer than any path)
-    return f"{folder}/{value}" if found else value
+    return f"{folder / file}{value[len(file) :]}" if found else value
 
 
 _ADDRESS = re.compile(r"(policies\.[^.=]+\.endpoint)=(https?://.*)")
