@@ -321,7 +321,7 @@ class CreditOptions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rewards:
-    """Sub-rewards and outcomes of S steps: what was scored, failed and masked."""
+    """Sub-rewards and outcomes of S steps, with the steps that were scored, failed or masked."""
 
     batch: TrajectoryBatch = field(repr=False)
     sub_reward_S: Floats

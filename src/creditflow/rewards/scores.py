@@ -118,7 +118,7 @@ def _checked_score(score: Score, allowed: tuple[float, float], step: Step | None
         reason = reason[:REASON_CHARACTERS] or "the function said so, without a reason"
         return Score(0.0, allowed, status=status, reason=reason)
     bounds = plain(score.range)
-    if bounds not in ((0.0, 1.0), [0.0, 1.0]):  # without a range of its own, a Score has that of the function
+    if bounds not in ((0.0, 1.0), [0.0, 1.0]):  # a Score without a range has the range of the function
         allowed = _range(bounds)
     return Score(_checked(score.value, allowed, step), allowed, reason=reason[:_OK_CHARACTERS])
 

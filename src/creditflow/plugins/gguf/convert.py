@@ -208,7 +208,7 @@ def _sha256(file: Path, size: int, changed: int) -> str:
 
 
 def _fill(folder: Path, source: Source, metadata: Mapping[str, Any], architecture: str) -> None:
-    with quiet(), redirect_stderr(io.StringIO()):  # the reader has a bar of its own
+    with quiet(), redirect_stderr(io.StringIO()):  # the reader shows its own progress bar
         model = _load_model(source.file)
         _tie_embeddings(model, metadata["tensors"])
         tokenizer = _load_tokenizer(source.file, metadata, model.config)
