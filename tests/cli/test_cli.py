@@ -232,6 +232,18 @@ def test_check_warns_of_an_agent_without_signal(here):
     assert "no signal reaches critic" not in result.stdout
 
 
+def test_check_expects_scores_of_trained_agents_alone(here):
+    code = "from creditflow import reward\n@reward\ndef f(step, trajectory):\n    return 0.5\n"
+    (here / "half.py").write_text(code)
+    rewards = f"reward.functions=[{{fn: '{here}/half.py:f', agent_match: critic}}]"
+    frozen = ("policies={default: {}, fixed: {trainable: false}}", "team.agents.writer.policy=fixed")
+
+    both, one = creditflow("check", TOY, rewards), creditflow("check", TOY, rewards, *frozen)
+
+    assert "scores of some agents only, graded: own; the outcome alone for writer" in both.stdout
+    assert "scores of every agent, graded: own" in one.stdout
+
+
 def test_check_says_that_equal_credit_trains_nothing(here):
     (here / "none.py").write_text("from creditflow import outcome\n@outcome\ndef g(trajectory):\n    return 0.0\n")
 

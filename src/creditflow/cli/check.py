@@ -28,6 +28,7 @@ from creditflow.rewards.manager import ScoringReport, expect_few_failures
 from creditflow.rewards.registry import RewardFunction, declared, leaves
 
 if TYPE_CHECKING:
+    from creditflow.config import Config
     from creditflow.engines.common.components import Components
 
 TRUTHS_SHOWN = 5
@@ -74,7 +75,7 @@ def check(
     show(title, _agent_table(assignment))
     show("reward functions", _function_table(components, report))
     console.print(f"validation uses {loaded.validation_words(len(components.val_tasks))}", soft_wrap=True)
-    console.print(_fitting_credit(assignment), soft_wrap=True)
+    console.print(_fitting_credit(assignment, loaded.config), soft_wrap=True)
     for estimate in result.memory:
         reporter.say(estimate.text())  # to standard error, because the numbers differ at every call
     warnings = _warnings(components, trajectories, report, assignment) + unreadable
@@ -96,16 +97,20 @@ def check(
     reporter.say(verdict if assignment.advantage.learns_S.any() else nothing)
 
 
-def _fitting_credit(assignment: Assignment) -> str:
+def _fitting_credit(assignment: Assignment, config: Config) -> str:
     """The row of docs/benchmarks/which_credit.md for the scores."""
     scored_S, agent_S = assignment.rewards.scored_S, assignment.batch.agent_of_step
+    frozen = {name for name, policy in config.policies.items() if not policy.trained}
+    scored_or_frozen = {name for name, agent in config.team.agents.items() if agent.policy in frozen}
+    scored_or_frozen |= {assignment.batch.agent_names[i] for i in agent_S[scored_S]}
+    unscored = [name for name in assignment.batch.agent_names if name not in scored_or_frozen]
     is_binary = np.isin(assignment.rewards.sub_reward_S[scored_S], (0.0, 1.0)).all()
     noisy, kind = ("noisy", "0 or 1") if is_binary else ("proxies of the outcome, or noisy", "graded")
     row = f"scores of every agent, {kind}: own; with a smaller w_r, such as 0.5, if they are {noisy}"
     if not scored_S.any():
         row = "no scores: own, which gives every step the outcome; choose group_by"
-    elif np.setdiff1d(agent_S, agent_S[scored_S]).size:
-        row = f"scores of some agents only, {kind}: own; unscored agents get the outcome"
+    elif unscored:
+        row = f"scores of some agents only, {kind}: own; the outcome alone for {', '.join(unscored)}"
     return f"which credit (docs/benchmarks/which_credit.md): {row}"
 
 
