@@ -1,6 +1,7 @@
 """SQL access to a ledger, and the columns and queries in docs/reference/ledger.md."""
 
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ QUERIES = re.findall(r"```sql\n(.*?)```", DOCS.read_text(), re.DOTALL)
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
-    folder = RunFolder.create(tmp_path / "it's a run", {"seed": 1}, "trainer: {}\n")
+    folder = RunFolder.create(tmp_path / "it's run [12]", {"seed": 1}, "trainer: {}\n")
     for number in (1, 2):
         batch = batch_of(
             make_trajectory(
@@ -46,6 +47,9 @@ def test_documented_queries_return_rows(ledger: Ledger) -> None:
 
 
 def test_views_contain_steps_metrics_and_events(ledger: Ledger) -> None:
+    other = RunFolder.create(ledger.path.with_name("it's run 1"), {}, "")  # which the pattern `run [12]` fits
+    other.append_metrics(1, {"actor/entropy": 7.0})
+    shutil.copy(ledger.file(2), other.path / "steps" / ledger.file(1).name)
     connection = connect(ledger)
     result = connection.execute(
         "SELECT training_step, step_id, advantage FROM steps WHERE step_id IS NOT NULL ORDER BY ALL"
@@ -62,6 +66,15 @@ def test_views_contain_steps_metrics_and_events(ledger: Ledger) -> None:
     assert rows == expected
     assert connection.execute('SELECT step, "actor/entropy" FROM metrics').fetchall() == [(1, 1.0), (2, 0.5)]
     assert connection.execute("SELECT rule FROM events").fetchall() == [("entropy",)]
+
+
+def test_metrics_view_has_columns_and_types_of_all_lines(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", {}, "")
+    with (folder.path / "metrics.jsonl").open("a") as file:
+        file.writelines(f'{{"step": {k}, "loss": 0}}\n' for k in range(1, 25_000))  # DuckDB samples 20,480 lines
+    folder.append_metrics(25_000, {"loss": 0.5, **{f"late{k}": 1.0 for k in range(250)}})
+    query = "SELECT max(loss), max(late249), count(*) FROM metrics"
+    assert connect(Ledger.open(folder.path)).execute(query).fetchall() == [(0.5, 1.0, 25_000)]
 
 
 def test_empty_run_has_no_views(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ DuckDB reads only the columns of a query.
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,11 +33,12 @@ def connect(ledger: Ledger) -> DuckDBPyConnection:
     for name in ("metrics", "events"):
         file = ledger.path / f"{name}.jsonl"
         if file.is_file() and file.stat().st_size:
-            source = f"read_json({quoted(str(file))}, format = 'newline_delimited', ignore_errors = true)"
-            connection.execute(f"CREATE VIEW {name} AS SELECT * FROM {source}")
+            connection.execute(f"CREATE VIEW {name} AS SELECT * FROM read_json({_quoted(file)}, {_LINES})")
     return connection
 
 
+# Columns and their types are those of all lines, not of a sample; many columns are not one MAP.
+_LINES = "format = 'newline_delimited', ignore_errors = true, sample_size = -1, map_inference_threshold = -1"
 TRAINING_STEP = "parse_filename(filename, true)::INTEGER AS training_step"
 
 
@@ -59,11 +61,11 @@ def database(file: Path | None = None, *, memory: str = "", aside: Path | None =
 
 def source_of(files: Sequence[Path], more: str = "") -> str:
     """SQL expression of step files as a table, each row with its `filename`. `more`: options of read_parquet."""
-    listed = ", ".join(quoted(str(file)) for file in files)
+    listed = ", ".join(map(_quoted, files))
     # With hive_partitioning, a folder named KEY=VALUE would replace the file's column KEY.
     return f"read_parquet([{listed}], union_by_name = true, filename = true, hive_partitioning = false{more})"
 
 
-def quoted(text: str) -> str:
-    """Text as an SQL literal."""
-    return "'" + text.replace("'", "''") + "'"
+def _quoted(file: Path) -> str:
+    """A file as an SQL literal, with `*`, `?` and `[` escaped, which DuckDB expands."""
+    return "'" + glob.escape(str(file)).replace("'", "''") + "'"
