@@ -48,6 +48,7 @@ from tests.rewards.processes import HANG_S, alive, until
 def test_comma_inside_brackets_does_not_separate_values():
     assert parse_vary("algorithm.gamma=0.9,1") == ("algorithm.gamma", ["0.9", "1"])
     assert parse_vary("a.b=[1, 2],{c: 3, d: 4}, x") == ("a.b", ["[1, 2]", "{c: 3, d: 4}", "x"])
+    assert parse_vary("a={b: c, d: {e: f}},g")[1] == ["{b: c, d: {e: f}}", "g"]
 
 
 @pytest.mark.parametrize("vary", ["algorithm.gamma", "=1,2", "algorithm.gamma=", "algorithm.gamma=1,,2", "a.b=1,1"])

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 from creditflow.config import Recipe, leaves
@@ -32,7 +33,9 @@ class Arm:
 def parse_vary(vary: str) -> tuple[str, list[str]]:
     """Split `KEY=a,b,c` into the key and its values; commas inside brackets do not separate values."""
     key, equals, text = vary.partition("=")
-    values = [value.strip() for value in re.split(r",(?![^\[{(]*[\]})])", text)]
+    depths = accumulate((c in "[{(") - (c in ")}]") for c in text)
+    cuts = [place for place, (c, depth) in enumerate(zip(text, depths, strict=True)) if c == "," and depth <= 0]
+    values = [text[before + 1 : cut].strip() for before, cut in pairwise([-1, *cuts, len(text)])]
     if not key or not equals or not all(values):
         raise ConfigError(f"--vary: expected KEY=a,b,c, got {vary!r}")
     if len(set(values)) < len(values):
