@@ -172,7 +172,7 @@ def test_example_shows_the_first_task_that_improved():
         return replace(
             evaluation(5, 0),
             examples=[
-                Example(f"task {k}", outcome, [ExampleStep("solver", f"answer {outcome}\x1b", outcome)])
+                Example(f"task {k}", outcome, [ExampleStep("a\x1b", f"answer {outcome}\x1b", outcome)])
                 for k, outcome in enumerate(outcomes)
             ],
         )
@@ -183,11 +183,11 @@ def test_example_shows_the_first_task_that_improved():
         "validation task 2, the first whose outcome has risen, decoded greedily",
         "  task 1",
         "before training: outcome 0.00",
-        "  agent   sub-reward  response",
-        "  solver        0.00  answer 0.0\\x1b",
+        "  agent  sub-reward  response",
+        "  a\\x1b        0.00  answer 0.0\\x1b",
         "after training, own: outcome 1.00",
-        "  agent   sub-reward  response",
-        "  solver        1.00  answer 1.0\\x1b",
+        "  agent  sub-reward  response",
+        "  a\\x1b        1.00  answer 1.0\\x1b",
     ]
 
 

@@ -52,7 +52,7 @@ def new_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
 
 def _cell(value: Any) -> str:
     if isinstance(value, str):
-        return value
+        return plain(value)
     return f"{value:,}" if isinstance(value, Integral) else number(math.nan if value is None else value)
 
 
@@ -168,13 +168,8 @@ def example_lines(arms: Sequence[ArmResult]) -> list[str]:
 def _step_lines(example: Example) -> Iterator[str]:
     if not example.steps:
         return
-    rows = [
-        (
-            "",
-            step.agent,
-            "-" if step.sub_reward is None else number(step.sub_reward, 2),
-            plain(step.response, _RESPONSE),
-        )
-        for step in example.steps
-    ]
-    yield from aligned([("", "agent", "sub-reward", "response"), *rows], left={1})
+    rows = [("", "agent", "sub-reward", "response")]
+    for step in example.steps:
+        score = "-" if step.sub_reward is None else number(step.sub_reward, 2)
+        rows.append(("", plain(step.agent), score, plain(step.response, _RESPONSE)))
+    yield from aligned(rows, left={1})
