@@ -12,7 +12,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from statistics import fmean, median
 from typing import Any, Literal
 
@@ -80,13 +80,11 @@ class Finding:
     """A trajectory that shows it, with its training step."""
     kind: Literal["problem", "good", "unknown"] = "problem"
     """`unknown`: there is too little data."""
-    about: str = ""
-    """The name of the function that made it, which `findings` fills in."""
 
 
 def findings(tables: Tables) -> list[Finding]:
     """All findings of a run: problems and good news in the order of `FINDINGS`, then the open questions."""
-    results = [replace(finding, about=find.__name__) for find in FINDINGS for finding in find(tables)]
+    results = [finding for find in FINDINGS for finding in find(tables)]
     return sorted(results, key=lambda finding: finding.kind == "unknown")
 
 
@@ -449,7 +447,7 @@ FINDINGS: tuple[Callable[[Tables], Iterable[Finding]], ...] = (
     unreached_agents,
     early_ends,
 )
-"""The findings in the order of the report, each named in `Finding.about`."""
+"""The findings in the order of the report."""
 
 
 # ---- helpers ---------------------------------------------------------------------------------------------------------

@@ -51,18 +51,11 @@ def trend(points: Sequence[tuple[float, float]]) -> Trend:
     if variance > 0 and score != 0:
         p = 2 * _above((abs(score) - 1) / math.sqrt(variance))
     half = NormalDist().inv_cdf(0.975) * math.sqrt(max(variance, 0.0))
-    low = slopes[max(math.floor((len(slopes) - half) / 2), 0)]
+    low = slopes[max(math.floor((len(slopes) - half) / 2) - 1, 0)]
     high = slopes[min(math.ceil((len(slopes) + half) / 2), len(slopes) - 1)]
     quarter = max(n // 4, 1)
-    return Trend(
-        float(np.median(slopes)),
-        float(low),
-        float(high),
-        min(p, 1.0),
-        score > 0,
-        float(at[:quarter, 1].mean()),
-        float(at[-quarter:, 1].mean()),
-    )
+    first, last = float(at[:quarter, 1].mean()), float(at[-quarter:, 1].mean())
+    return Trend(float(np.median(slopes)), float(low), float(high), min(p, 1.0), score > 0, first, last)
 
 
 def association(strata: Iterable[tuple[int, int, int, int]]) -> tuple[float, float]:
@@ -83,21 +76,18 @@ def association(strata: Iterable[tuple[int, int, int, int]]) -> tuple[float, flo
 
 
 def at_least(successes: int, n: int, rate: float) -> float:
-    """The exact probability of `successes` or more of `n` at `rate`: the one-sided binomial test."""
+    """The probability of `successes` or more of `n` at `rate`, in (0, 1): the exact one-sided binomial test.
+
+    Terms over 40 standard deviations from the mean, which add nothing, are left out.
+    """
     if successes <= 0:
         return 1.0
-    if rate <= 0:
-        return 0.0
-    logs = [
-        math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) + k * math.log(rate) + (n - k) * _log(1 - rate)
-        for k in range(successes, n + 1)
-    ]
+    wide = 40 * math.sqrt(n * rate * (1 - rate)) + 100
+    first, last = max(successes, int(n * rate - wide)), min(n, int(max(successes, n * rate) + wide))
+    yes, no = math.log(rate), math.log(1 - rate)
+    logs = [k * yes + (n - k) * no - math.lgamma(k + 1) - math.lgamma(n - k + 1) for k in range(first, last + 1)]
     most = max(logs)
-    return min(1.0, math.exp(most) * math.fsum(math.exp(log - most) for log in logs))
-
-
-def _log(x: float) -> float:
-    return math.log(x) if x > 0 else -math.inf
+    return min(1.0, math.exp(most + math.lgamma(n + 1)) * math.fsum(math.exp(log - most) for log in logs))
 
 
 def _above(z: float) -> float:
