@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -368,18 +369,33 @@ def test_loopback_host_is_checked_even_with_remote(ledger: Ledger, monkeypatch: 
     assert hosts == [LOOPBACK, None]
 
 
-def test_tokens_use_the_tokenizer_of_their_policy(tmp_path: Path) -> None:
-    for policy, words in (("red", ["a", "b"]), ("blue", ["c", "d"])):
-        folder = tmp_path / f"checkpoints/global_step_1/{policy}"
-        folder.mkdir(parents=True)
-        made = Tokenizer(WordLevel({word: id for id, word in enumerate(words)}, unk_token=words[0]))
-        made.save(str(folder / "tokenizer.json"))
-    agents = {"x": {"policy": "red"}, "y": {"policy": "blue"}, "z": {"policy": "green"}}
-    RunFolder.create(tmp_path, {"config": {"team": {"agents": agents}}}, "")
+CHECKPOINT = "checkpoints/global_step_1"
+FROZEN = {"trainable": False, "model": {"path": "smollm2"}}
+VERL = f"{CHECKPOINT}/actor/huggingface"
+PARTNER = f"{CHECKPOINT}/policies/actor/actor/huggingface"
+
+
+@pytest.mark.parametrize(
+    ("policies", "folders"),
+    [
+        ({"red": {}, "blue": {}, "green": {}}, {"red": f"{CHECKPOINT}/red", "blue": f"{CHECKPOINT}/blue"}),
+        ({"red": {}, "green": FROZEN}, {"red": CHECKPOINT}),
+        ({"red": {}}, {"red": "tokenizer"}),
+        ({"red": {}, "actor": {}, "green": {}}, {"red": VERL, "actor": PARTNER}),
+        ({"green": {}, "actor": {}}, {"actor": PARTNER}),
+    ],
+    ids=["local", "frozen", "alone", "verl", "partner"],
+)
+def test_tokens_use_the_tokenizer_of_their_policy(tmp_path: Path, policies: Any, folders: dict[str, str]) -> None:
+    for policy, folder in folders.items():
+        (tmp_path / folder).mkdir(parents=True)
+        made = Tokenizer(WordLevel({policy: 0, "a": 1}, unk_token="a"))
+        made.save(str(tmp_path / folder / "tokenizer.json"))
+    RunFolder.create(tmp_path, {"config": {"policies": policies}}, "")
     spelling = Spelling(Ledger.open(tmp_path))
-    assert "".join(spelling.for_policy("red")([1, 0])).split() == ["b", "a"]
-    assert "".join(spelling.for_policy("blue")([1, 0])).split() == ["d", "c"]
-    assert spelling.for_policy("green") is None
+    for policy in folders:
+        assert "".join(spelling.for_policy(policy)([0, 1])).split() == [policy, "a"]
+    assert spelling.for_policy("green") is None or "green" not in policies
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -11,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from creditflow._utils.files import json_ready
-from creditflow.config import leaves
+from creditflow._utils.sections import checked
+from creditflow.config import PolicyConfig
 from creditflow.credit import Assignment, explain
 from creditflow.credit.records import NOTHING, UNKNOWN
 from creditflow.data import TRAJECTORY_STATUSES, TrajectoryBatch
-from creditflow.errors import UnknownIdError
+from creditflow.errors import ConfigError, UnknownIdError
 from creditflow.reports.text import SHOWN, cut
 from creditflow.reports.why import first_error, terms, tree
 from creditflow.rollout.chat import pieces
@@ -170,9 +170,6 @@ def _tokens(batch: TrajectoryBatch, a: Assignment | None, s: int, texts_of: Piec
     ]
 
 
-_TOKENIZERS = ("tokenizer/tokenizer.json", "checkpoints/global_step_*/**/tokenizer.json")
-
-
 class Spelling:
     """The texts of a run's tokens, by the tokenizer of each policy in the newest checkpoint, or the one beside the run.
 
@@ -182,9 +179,9 @@ class Spelling:
     def __init__(self, ledger: Ledger) -> None:
         self._folder = ledger.path
         config = ledger.run.get("config")
-        named = leaves(config) if isinstance(config, dict) else ()
-        of_agents = {value for key, value in named if re.fullmatch(r"team\.agents\..*\.policy", key)}
-        self._alone = len(of_agents) <= 1
+        policies = config.get("policies") if isinstance(config, dict) else None
+        sections = policies if isinstance(policies, dict) else {}
+        self._trained = [name for name, policy in sections.items() if _is_trained(policy)]
         self._found: dict[str, Pieces] = {}
 
     def for_policy(self, policy: str) -> Pieces | None:
@@ -196,11 +193,28 @@ class Spelling:
     def _tokenizer(self, policy: str) -> Any:
         from tokenizers import Tokenizer
 
-        files = [file for of in _TOKENIZERS for file in self._folder.glob(of)]
-        own = [file for file in files if self._alone or policy in file.relative_to(self._folder).parts]
-        for file in sorted(own, key=lambda file: file.stat().st_mtime, reverse=True):
+        checkpoints = self._folder.glob("checkpoints/global_step_*/**/tokenizer.json")
+        files = [file for file in checkpoints if self._serves(file.parts[len(self._folder.parts) + 2 : -1], policy)]
+        files += self._folder.glob("tokenizer/tokenizer.json") if self._serves((), policy) else ()
+        for file in sorted(files, key=lambda file: file.stat().st_mtime, reverse=True):
             try:
                 return Tokenizer.from_file(str(file))
             except Exception:  # the library raises a plain Exception for a file that is not a tokenizer
                 continue
         return None
+
+    def _serves(self, folders: tuple[str, ...], policy: str) -> bool:
+        """Whether these folders of a checkpoint hold a policy's tokenizer.
+
+        Without a policy's name, they hold that of the only trained policy or, from verl, that of the first.
+        """
+        leads = self._trained[:1] in ([], [policy])
+        unnamed = {(): leads and len(self._trained) < 2, ("actor", "huggingface"): leads}
+        return unnamed.get(folders, policy in folders[:2])
+
+
+def _is_trained(policy: object) -> bool:
+    try:
+        return checked(PolicyConfig, policy).trained
+    except ConfigError:  # an option of a distribution that is not installed
+        return False
