@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -18,7 +19,7 @@ from pydantic import Field
 
 from creditflow._utils.files import json_ready
 from creditflow.credit.records import CreditOptions
-from creditflow.errors import DataError, InputError, did_you_mean, first_line
+from creditflow.errors import CreditflowError, DataError, InputError, did_you_mean, first_line
 from creditflow.runs import Ledger
 from creditflow.runs.sql import TRAINING_STEP, database, source_of
 from creditflow.runs.step_files import expect_readable, options_of
@@ -65,27 +66,19 @@ class Filter:
 
     def clauses(self, between: tuple[int, int] | None = None) -> tuple[str, list[Any]]:
         """An SQL condition on `trajectories`, and its values. `between`: first and last training step to look at."""
-        on_trajectory = {"training_step = ?": self.training_step}
-        on_step = {
-            "agent = ?": self.agent,
-            "sub_reward >= ?": self.least_score,
-            "sub_reward <= ?": self.most_score,
-        }
-        conditions = [clause for clause, value in on_trajectory.items() if value is not None]
+        if between is None and self.training_step is not None:
+            between = (self.training_step, self.training_step)
+        part = [] if between is None else [f"number BETWEEN {between[0] << 32} AND {(between[1] + 1 << 32) - 1}"]
+        on_step = {"agent = ?": self.agent, "sub_reward >= ?": self.least_score, "sub_reward <= ?": self.most_score}
+        conditions = [*part]
         step_conditions = [clause for clause, value in on_step.items() if value is not None]
-        values = [value for value in (*on_trajectory.values(), *on_step.values()) if value is not None]
+        values = [value for value in on_step.values() if value is not None]
         if self.outcome is not None:
             conditions.append(_chosen("outcome", self.outcome, _OUTCOMES))
         if self.gate is not None:
             step_conditions.append(_chosen("gate", self.gate, _GATES))
-        if step_conditions:
-            if between is None and self.training_step is not None:
-                between = (self.training_step, self.training_step)
-            if between is not None:  # so that only a part of the table is read
-                step_conditions.append(f"number BETWEEN {between[0] << 32} AND {(between[1] + 1 << 32) - 1}")
-            conditions.append(f"number IN (SELECT number FROM steps WHERE {' AND '.join(step_conditions)})")
-        if between is not None:
-            conditions.append(f"number BETWEEN {between[0] << 32} AND {(between[1] + 1 << 32) - 1}")
+        if step_conditions:  # with `part`, so that only a part of the table is read
+            conditions.append(f"number IN (SELECT number FROM steps WHERE {' AND '.join([*part, *step_conditions])})")
         return " AND ".join(conditions) or "true", values
 
 
@@ -160,6 +153,8 @@ class Index:
                 facts = {step: expect_readable(self.ledger.file(step)) for step in steps}
                 self._insert(list(steps))
             except self._errors() as error:
+                if self._is_own(error):
+                    raise CreditflowError(f"the tables of the run cannot be written: {first_line(error)}") from error
                 if len(steps) == 1:
                     self.damaged |= steps
                     self.reasons |= {step: _reason(error, self.ledger.file(step)) for step in steps}
@@ -183,6 +178,13 @@ class Index:
 
         return (duckdb.Error, OSError, DataError)  # a damaged footer raises the plain duckdb.Error
 
+    def _is_own(self, error: Exception) -> bool:
+        """Whether an error is of the tables, as on a full disk, and not of a step file."""
+        import duckdb
+
+        own = (duckdb.TransactionException, duckdb.OutOfMemoryException, duckdb.FatalException)
+        return isinstance(error, own) or self._aside.name in str(error)
+
     def _insert(self, steps: Sequence[int]) -> None:
         source = source_of([self.ledger.file(step) for step in steps], ", file_row_number = true")
         connection = self._connection
@@ -204,7 +206,8 @@ class Index:
             connection.execute((_SQL / "insert.sql").read_text().format(**parts))
             connection.execute("COMMIT")
         except BaseException:
-            connection.execute("ROLLBACK")
+            with suppress(*self._errors()):  # a failed COMMIT has ended the transaction
+                connection.execute("ROLLBACK")
             raise
 
     def ask(self, query: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:

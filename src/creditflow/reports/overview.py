@@ -65,8 +65,9 @@ def notices(ledger: Ledger) -> list[str]:
 def left_out(ledger: Ledger, index: Index) -> list[str]:
     """One sentence for each part of the run missing from the page, with the reason."""
     sentences = [f"{path.name} is left out: it is incomplete, a crash cut it off" for path in ledger.torn]
-    damaged = {step: reason for step, reason in index.reasons.items() if step in index.damaged}
-    unexplained = {step: reason for step, reason in index.reasons.items() if step in index.taken}
+    reasons = dict(index.reasons)  # the live view's reader may add to it
+    damaged = {step: reason for step, reason in reasons.items() if step in index.damaged}
+    unexplained = {step: reason for step, reason in reasons.items() if step in index.taken}
     sentences += [f"{files} cannot be read: {reason}" for files, reason in _by_reason(damaged)]
     sentences += [
         f"the trajectories in {files} cannot be shown, nor their credit explained: {reason}"

@@ -94,7 +94,7 @@ def _matches(
         WHERE {clause} ORDER BY training_step DESC, number LIMIT ?
     """
     with_excerpt = [words[0]] * 4
-    return index.ask(query, [*with_excerpt, *word_values, after, max(steps), *values, limit])
+    return index.ask(query, [*with_excerpt, *word_values, after, after >> 32, *values, limit])
 
 
 def _excerpt() -> str:

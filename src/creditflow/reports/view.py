@@ -67,7 +67,7 @@ class Watched:
             try:
                 self.look()
                 self.trouble = None
-            except (OSError, CreditflowError) as error:
+            except (OSError, CreditflowError, duckdb.Error) as error:
                 self.trouble = first_line(error)
             finally:
                 self.index.has_read.set()  # after an error, pages do not wait
@@ -84,7 +84,10 @@ class Watched:
         self.index.ends.set()
 
     def recorded(self, step: int) -> Recorded:
-        """A training step; the last few requested ones are cached. Raises UnknownIdError if it has no file."""
+        """A training step; the last few requested ones are cached.
+
+        Raises InputError if it is not on record, UnknownIdError if its file has just been removed.
+        """
         try:
             # A rollback may have replaced the file.
             return self._read(step, self.ledger.file(step).stat().st_mtime_ns)
