@@ -37,7 +37,7 @@ from tests.reports.runs import HOSTILE, a_batch, a_run, a_trajectory, write_step
 from tests.rewards.processes import HANG_S
 
 
-def reported(out: Path, *runs: Path) -> str:
+def reported(out: Path, *runs: Path | str) -> str:
     result = creditflow("report", *runs, "-o", out)
     assert result.exit_code == 0, result.output
     return out.as_uri()
@@ -77,6 +77,7 @@ def test_report_has_charts_and_a_filter_of_samples(ledger: Ledger, tmp_path: Pat
             assert label is not None
             assert " from " in label
             assert page.locator(f'[data-chart="{name}"] svg path').count() > 3
+        assert re.search(r"; planner \d+ lowered, \d+ raised;", label)  # of the advantages
         assert "from 0.100 to 0.300" in page.get_attribute('[data-chart="val/pass_at_1"]', "aria-label")
         captions = page.locator("figcaption").all_inner_texts()
         assert {"pass@1 in validation", "entropy nats/token", "mean credit in reward"} <= {
@@ -154,10 +155,12 @@ def test_constant_curves_are_folded_away(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", {}, "")
     for training_step in (1, 2, 3):
         folder.append_metrics(
-            training_step, {"val/pass_at_1": 1.0, "actor/entropy": training_step, "memory/peak_gib": 2}
+            training_step, {"val/pass_at_1": 1.0, "solver/actor/entropy": training_step, "memory/peak_gib": 2}
         )
+    folder.append_events([{"step": 1, "rule": f"rule{k}"} for k in range(60)])
     with opened(reported(tmp_path / "report.html", folder.path)) as page:
-        assert page.locator("#charts [data-chart]").count() == 1
+        assert page.locator("#charts [data-chart]").get_attribute("data-chart") == "solver/actor/entropy"
+        assert "Guard events: the newest 50" in page.inner_text("#notes")
         page.click("#constant summary")
         assert page.locator("#constant li").all_inner_texts() == ["pass@1 in validation: 100 %"]
         assert page.inner_text("#change") == "Validation, training step 1 → 3: pass@1 100.0 %."
@@ -289,10 +292,14 @@ def test_view_follows_a_run_and_filters_all_trajectories(tmp_path: Path) -> None
     with served(ledger.path) as (url, watched), opened(url) as page:
         page.wait_for_selector("text=3 of 3 training steps indexed")
         assert page.inner_text("#found").startswith("48 trajectories;")
+        page.fill("#metric", "actor/entropy")
+        page.keyboard.press("Enter")
         write_step(folder, 4)
         page.wait_for_selector("text=4 of 4 training steps indexed")
         expect(page.locator("#found")).to_have_text(re.compile("^64 trajectories;"))
         assert page.locator("#list [data-trajectory]").first.get_attribute("data-trajectory").startswith("0-4-")
+        chosen = page.locator('#chosen [data-chart="actor/entropy"]')
+        expect(chosen).to_have_attribute("aria-label", re.compile(r"from 1\.000 to 0\.250$"))
         page.click("#later")
         page.wait_for_selector("text=64 trajectories; 26 to 50 shown")
         page.click("#later")
@@ -452,6 +459,8 @@ def test_pages_of_empty_and_damaged_runs_state_the_reason(tmp_path: Path) -> Non
         assert "000002.parquet is left out: it is incomplete, a crash cut it off" in text
         assert "000003.parquet is left out: it is incomplete, a crash cut it off" in text
         assert page.locator("#list [data-trajectory]").count() == 10
+    with opened(reported(tmp_path / "none.html", a_run(tmp_path / "whole").path, "--samples", "0")) as page:
+        assert page.inner_text("#found") == "no sample trajectories: the report was written with --samples 0"
 
 
 def test_embedded_content_does_not_end_the_script_early() -> None:

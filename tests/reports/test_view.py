@@ -1,6 +1,7 @@
 """The live view beyond the page: search, addresses and keys."""
 
 import re
+import resource
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from playwright.sync_api import expect
 
-from creditflow.errors import InputError
+from creditflow.errors import CreditflowError, InputError
 from creditflow.reports.index import Filter, Index
 from creditflow.reports.search import search, words_of
 from creditflow.reports.view import Watched, application
@@ -95,6 +96,8 @@ def test_search_continues_after_its_time(index: Index, monkeypatch: pytest.Monke
     portion = search(index, Filter(), "nowhere", None, 5, seconds=0.0)
     assert (portion["searched"], portion["of"], portion["next"]) == (1, 3, (2, -1))
     assert len(searched(index, Filter(), "response", 5, seconds=0.0)) == 48
+    after_a_rollback = search(index, Filter(), "response", (4, 4 << 32), 60)  # step 4 is gone
+    assert len(after_a_rollback["trajectories"]) == 48
 
 
 def test_search_excerpt_is_around_the_match(tmp_path: Path) -> None:
@@ -121,10 +124,29 @@ def test_view_reports_a_file_that_vanished(tmp_path: Path) -> None:
     assert "try again" in answer.json()["detail"]
 
 
+def test_full_disk_below_the_index_damages_no_file(tmp_path: Path) -> None:
+    watched = Watched(a_run(tmp_path / "run").path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(CreditflowError, match="the tables of the run cannot be written"):
+            watched.look()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert watched.index.damaged == {}
+    watched.look()
+    assert set(watched.index.taken) == {1, 2, 3}
+
+
 # ---- addresses and keys ----------------------------------------------------------------------------------------------
 
 
-def test_address_opens_a_step_and_its_token(ledger: Ledger) -> None:
+def test_address_opens_a_step_and_its_token(ledger: Ledger, tmp_path: Path) -> None:
+    report = reported(tmp_path / "report.html", ledger.path)
+    with opened(report) as page:
+        address = page.locator("#steps a").first.get_attribute("href")
+    with opened(f"{report}{address}&token=0") as page:  # which has the terms of steps alone
+        page.wait_for_selector("text=Why the advantage of the whole step")
     with served(ledger.path) as (url, _):
         with opened(f"{url}#step=0-2-1-1%2F3&training_step=2&token=0") as page:
             expect(page.locator("#trajectory h3").first).to_have_text("Trajectory 0-2-1-1")

@@ -21,9 +21,9 @@ SAMPLES = 10
 """Default number of sample trajectories."""
 FILE = "report.html"
 _STEPS = 2000
-"""Maximum steps of all samples, since browsers cannot open a report of many thousands of steps."""
+"""Maximum steps of all samples after the first, since browsers cannot open a report of many thousands of steps."""
 _TEXT = 2_000_000
-"""Maximum characters of all texts."""
+"""Maximum characters of all texts, likewise."""
 
 
 def indexed(ledger: Ledger) -> Index:
@@ -84,8 +84,8 @@ def samples(ledger: Ledger, index: Index, count: int, first: Sequence[tuple[str,
     They are rows of the list, their graphs and steps, and sentences on missing parts. Right trajectories and others
     alternate: first those of steps that are worth a look, then those with the largest advantages, up or down. Samples
     come from the newest readable training step, and from earlier ones if it has too few. If the texts are too long, the
-    last trajectories are left out. `left_out` covers only parts that the overview does not state. `first`:
-    trajectories, with their training steps, that come first if their training step is among the samples.
+    last trajectories are left out, but never the first. `left_out` covers only parts that the overview does not state.
+    `first`: trajectories, with their training steps, that come first if their training step is among the samples.
     """
     trajectories: list[dict[str, Any]] = []
     graphs: dict[str, Any] = {}

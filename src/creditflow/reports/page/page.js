@@ -102,7 +102,7 @@
     const t = Math.min(1, Math.abs(value) / most);
     return mix([244, 244, 244], value >= 0 ? [67, 147, 195] : [241, 143, 59], Math.sqrt(t));
   }
-  const largest = (values) => Math.max(1e-9, ...values.map((value) => Math.abs(value ?? 0)));
+  const largest = (values) => values.reduce((most, value) => Math.max(most, Math.abs(value ?? 0)), 1e-9);
   let agentNames = [];
   const lineOf = (agent) => { const i = Math.max(0, agentNames.indexOf(agent)), n = agentColours.length; return { color: agentColours[i % n], symbol: symbols[i % symbols.length], type: dashes[Math.floor(i / n) % dashes.length] }; };
   const named = (agent, tag = "span") => el(tag, { class: "agent", style: `--agent:${lineOf(agent).color}`, title: agent }, agent);
@@ -170,6 +170,8 @@
   /* ---- the run as a whole ------------------------------------------------------------------------------------------- */
 
   const SHOWN = ["val/pass_at_1", "train/pass_at_1", "val/step_error_rate", "reward/step_error_rate", "actor/entropy", "actor/grad_norm", "reward/error_rate", "propagation/pass_rate", "throughput/tokens_per_s"];
+  /* The keys of these metrics; several trained policies have their own, such as `<policy>/actor/entropy`. */
+  const shownOf = (curves) => SHOWN.flatMap((name) => Object.keys(curves).filter((key) => key === name || key.endsWith(`/${name}`)));
   let told = null;
   const metric = (name) => ({ ...told.curves[name], key: name });
   function seriesOf(name) {
@@ -188,9 +190,10 @@
     $("change").replaceChildren(...beforeAfter());
     const notes = told.notices.map((text) => el("p", { class: "note" }, text));
     const events = told.events.slice(-50).reverse().map((e) => [String(e.step), e.rule, e.what || "", e.metric || "", e.note || e.action || ""]);
-    if (events.length) notes.push(title("Guard events"), scroll(table([["training step", "n"], ["rule", ""], ["", ""], ["metric", ""], ["action", ""]], events), "Table: Guard events"));
+    if (events.length) notes.push(title(`Guard events${events.length < told.events.length ? `: the newest ${events.length}` : ""}`), scroll(table([["training step", "n"], ["rule", ""], ["", ""], ["metric", ""], ["action", ""]], events), "Table: Guard events"));
     $("notes").replaceChildren(...notes);
-    curves($("charts"), $("constant"), SHOWN.filter((name) => told.curves[name]).map((name) => [name, metric(name), seriesOf(name)]));
+    curves($("charts"), $("constant"), shownOf(told.curves).map((name) => [name, metric(name), seriesOf(name)]));
+    for (const { dataset: { chart: name }, parentElement } of $("chosen").querySelectorAll("[data-chart]")) if (told.curves[name]) drawChosen(name); else parentElement.remove();
     $("metrics").replaceChildren(...Object.entries(told.curves).map(([name, of]) => el("option", { value: name }, of.title)));
     agents();
     const chosen = $("filter").agent, before = chosen.value;
@@ -221,10 +224,10 @@
       one.metric && told.curves[one.metric] ? el("a", { href: `#${query({ curve: one.metric })}`, "data-metric": one.metric, title: one.metric }, told.curves[one.metric].title) : null,
       one.trajectory ? el("a", { href: addressOf({ trajectory: one.trajectory[0], training_step: one.trajectory[1] }) }, `trajectory ${one.trajectory[0]}`) : null,
     ].filter(Boolean);
-    const item = (one) => el("li", { class: `finding ${one.kind}`, "data-about": one.about }, el("p", { class: "sentence" }, one.sentence),
+    const item = (one) => el("li", { class: `finding ${one.kind}` }, el("p", { class: "sentence" }, one.sentence),
       el("p", { class: "evidence" }, one.evidence.join("; "), ...links(one).flatMap((link) => [" · ", link])),
       ...(one.change ? [el("p", { class: "change" }, "Try ", el("code", {}, one.change.setting), `: ${one.change.reason}.`)] : []));
-    const missing = unknown.length ? [el("details", {}, el("summary", {}, `${unknown.length} ${unknown.length === 1 ? "question" : "questions"} without an answer`), el("ul", {}, ...unknown.map((one) => el("li", { "data-about": one.about }, one.sentence)))) ] : [];
+    const missing = unknown.length ? [el("details", {}, el("summary", {}, `${unknown.length} ${unknown.length === 1 ? "question" : "questions"} without an answer`), el("ul", {}, ...unknown.map((one) => el("li", {}, one.sentence)))) ] : [];
     const none = claims.length ? [] : [el("p", { class: "hint" }, unknown.length ? "Nothing can be claimed of this run yet." : "No problem was found.")];
     $("found-out").replaceChildren(...none, el("ul", { class: "findings" }, ...claims.map(item)), ...missing);
   }
@@ -252,11 +255,12 @@
   function histogram() {
     const { edges, agents: counts, zero, tick } = told.advantages;
     if (!Object.keys(counts).length) return;
+    const sum = (of) => count(of.reduce((all, n) => all + n, 0)), sides = (of) => `${sum(of.slice(0, of.length / 2))} lowered, ${sum(of.slice(of.length / 2))} raised`;
     chart(into($("advantages"), "advantages", { title: "Advantages", unit: `number of steps: lowered below 0, raised above${zero ? `; ${count(zero)} with 0 are left out` : ""}`, meaning: "the outermost bars hold what lies beyond", key: "" }), {
       xAxis: [{ type: "category", show: false, data: edges.slice(1).map((edge, i) => `${rounded(edges[i])} to ${rounded(edge)}`) }, { type: "value", position: "bottom", min: edges[0], max: edges.at(-1), interval: tick, splitLine: { show: false } }],
       yAxis: { type: "value", axisLine: { onZero: false }, ...nice(0, Math.max(...edges.slice(1).map((_, i) => Object.values(counts).reduce((sum, of) => sum + of[i], 0))), 5) },
       series: Object.entries(counts).map(([agent, of]) => ({ type: "bar", stack: "all", name: agent, data: of, color: lineOf(agent).color, barCategoryGap: "10%" })),
-    }, `Distribution of advantages by agent, from ${number(edges[0])} to ${number(edges.at(-1))}`);
+    }, `Distribution of advantages by agent, from ${number(edges[0])} to ${number(edges.at(-1))}: ${Object.entries(counts).map(([agent, of]) => `${agent} ${sides(of)}`).join("; ")}`);
   }
   function heat() {
     const key = $("heat-of").value, turns = [...new Set(told.heat.map((c) => c.turn))].sort((a, b) => a - b), most = largest(told.heat.map((c) => c[key])), shares = key === "error_rate";
@@ -272,12 +276,11 @@
     document.querySelector('nav a[href="#comparison"]').hidden = false;
     const sides = data.comparison.runs, names = sides.map((run) => [run.name, "n"]);
     const settings = Object.entries(data.comparison.settings).map(([key, values]) => [key, ...values.map((v) => (typeof v === "string" ? v : known(v) ? JSON.stringify(v) : "-"))]);
-    const metrics = ["val/pass_at_1", "val/pass_at_1_greedy", "val/step_error_rate", "train/pass_at_1", "propagation/pass_rate", "reward/error_rate", "actor/entropy"].filter((name) => sides.some((run) => run.curves[name]));
-    const titleOf = (name) => sides.find((run) => run.curves[name]).curves[name].title;
+    const all = Object.assign({}, ...sides.map((run) => run.curves)), metrics = shownOf(all);
     const shares = [...new Set(sides.flatMap((run) => run.agents.map((a) => a.agent)))].flatMap((agent) => [["mean credit", "credit", signed], ["open gates", "pass_rate", percent], ["wrong but raised", "wrong_raised", percent]].filter(([, key]) => key !== "pass_rate" || sides.some((run) => run.agents.some((a) => a.threshold !== null))).map(([words, key, shown]) => [`${agent}: ${words}`, ...sides.map((run) => shown(run.agents.find((a) => a.agent === agent)?.[key]))]));
     $("compared").replaceChildren(
       title("Settings that differ"), scroll(table([["setting", ""], ...names], settings)),
-      title("Last of each run"), scroll(table([["metric", ""], ...names], metrics.map((name) => [el("span", { title: name }, titleOf(name)), ...sides.map((run) => run.curves[name] ? inUnit(run.curves[name].points.at(-1)[1], run.curves[name].unit) : "-")]))),
+      title("Last of each run"), scroll(table([["metric", ""], ...names], metrics.map((name) => [el("span", { title: name }, all[name].title), ...sides.map((run) => run.curves[name] ? inUnit(run.curves[name].points.at(-1)[1], run.curves[name].unit) : "-")]))),
       title("Agents"), scroll(table([["", ""], ...names], shares)));
   }
 
@@ -298,7 +301,7 @@
       const from = places.length > 1 ? `page ${places.length}: ` : "";
       $("found").textContent = `${from}${count(page.trajectories.length)} ${what} found; ${count(page.searched)} of ${count(page.of)} training steps searched${page.next ? "" : ", the end"}`;
     } else {
-      $("found").textContent = none ? (told.left_out.length ? `no ${what} can be shown: the notices at the top say why` : `no ${what}: none is on record yet`) : page.total ? `${count(page.total)} ${what}; ${count(offset + 1)} to ${count(offset + page.trajectories.length)} shown` : `no ${what} like that`;
+      $("found").textContent = none ? (told.left_out.length ? `no ${what} can be shown: the notices at the top say why` : `no ${what}: ${told.run.trajectories ? "the report was written with --samples 0" : "none is on record yet"}`) : page.total ? `${count(page.total)} ${what}; ${count(offset + 1)} to ${count(offset + page.trajectories.length)} shown` : `no ${what} like that`;
     }
     const goTo = (p) => ({ trajectory: p.trajectory_id, training_step: p.training_step });
     const rows = page.trajectories.map((p) => el("li", {},
@@ -360,8 +363,9 @@
     mark(step);
     if (place.token !== undefined) await why(saidOf(step), place.token);
   }
+  const drawChosen = (name) => lines(into($("chosen"), name, metric(name)), metric(name), seriesOf(name));
   function choose(name, box = $("chosen")) {
-    if (box === $("chosen")) lines(into(box, name, metric(name)), metric(name), seriesOf(name));
+    if (box === $("chosen")) drawChosen(name);
     into(box, name).parentElement.scrollIntoView({ block: "center" });
   }
   /* Marks a step in the transcript and in the graph, and scrolls both to it. */
@@ -462,7 +466,7 @@
       of.spelled || !of.tokens.length ? "" : "No tokenizer of this policy is in the run's checkpoints: tokens are shown as ids.",
       of.tokens.length < of.tokens_in_all ? `The first ${count(of.tokens.length)} of ${count(of.tokens_in_all)} tokens are shown.` : "",
     ].filter(Boolean).join(". ");
-    box.replaceChildren(...(of.why ? [title(token === undefined ? "Why this advantage" : `Why this advantage of token ${token}`), el("pre", { class: "tree", tabindex: 0, role: "region", "aria-label": `Terms of the advantage of ${step_id}`, "data-part": "why" }, [...of.why, "", ...of.terms].join("\n"))] : [el("p", {}, "Credit was never assigned: too many scores had failed.")]),
+    box.replaceChildren(...(of.why ? [title(token === undefined ? "Why this advantage" : live ? `Why this advantage of token ${token}` : "Why the advantage of the whole step (creditflow view explains single tokens)"), el("pre", { class: "tree", tabindex: 0, role: "region", "aria-label": `Terms of the advantage of ${step_id}`, "data-part": "why" }, [...of.why, "", ...of.terms].join("\n"))] : [el("p", {}, "Credit was never assigned: too many scores had failed.")]),
       ...(of.tokens.length ? [title("Tokens, coloured by advantage"), tokens] : []), el("p", { class: "hint" }, hints));
     more.open = true;
   }
