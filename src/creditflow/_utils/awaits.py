@@ -11,12 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from creditflow.errors import did_you_mean
 
-_WRITTEN = re.compile(
-    r"<(?:coroutine|async_generator) object [^\n]{1,300}? at 0x[0-9a-fA-F]+>"
-    r"|<Task (?:pending|cancelling|finished|cancelled) name='[^'\n]{0,100}'"
-    r"|<(?:_Gathering)?Future (?:pending|finished|cancelled|at 0x[0-9a-fA-F]+ state=)"
-)
-"""A coroutine, task or future in an f-string."""
 _PHRASES = (
     """(?:can't concat |[^'"]*)(?<!a )\\b(?:TYPE|not "TYPE")(?:[ .)]|$)""",
     "(?:cannot convert )?'TYPE' object ",
@@ -32,22 +26,12 @@ _BY_TYPE = re.compile("|".join(_PHRASES).replace("TYPE", r"(?:coroutine|_asyncio
 
 
 def unawaited(value: object, own: Sequence[object] = ()) -> str | None:
-    """Return the coroutine (task, future, async generator) that `value` is, contains or spells out, or None.
+    """Return the coroutine (task, future, async generator) that `value` is or contains, or None.
 
-    `own`: values whose texts may spell one out: the task's, and those that models wrote.
+    Only a live object is proof: a model or a program may have written a text that spells one out. `own` is not used.
     """
-    for leaf in _leaves(value):
-        if inspect.isawaitable(leaf) or inspect.isasyncgen(leaf):
-            return repr(leaf)[:200]
-        for match in _WRITTEN.finditer(leaf) if isinstance(leaf, str) else ():
-            if _letters(match[0]) not in _letters("".join(text for text in _leaves(own) if isinstance(text, str))):
-                return match[0]
-    return None
-
-
-def _letters(text: str) -> str:
-    """The letters and digits of a text, which stay the same without its markup or in lower case."""
-    return re.sub(r"\W+", "", text).casefold()
+    found = (leaf for leaf in _leaves(value) if inspect.isawaitable(leaf) or inspect.isasyncgen(leaf))
+    return next((repr(leaf)[:200] for leaf in found), None)
 
 
 def lacks_await(error: BaseException) -> bool:
