@@ -56,6 +56,24 @@ def test_failing_writer_leaves_the_file_unchanged(tmp_path: Path, old: str | Non
     assert names(tmp_path) == (["a.txt"] if old else [])
 
 
+def test_links_pipes_and_devices_are_written_themselves(tmp_path: Path) -> None:
+    target, link = tmp_path / "a.txt", tmp_path / "link"
+    link.symlink_to(target)
+    write_whole(link, lambda path: path.write_text("new"))
+    assert (link.is_symlink(), target.read_text()) == (True, "new")
+    read, write = os.pipe()
+    write_whole(Path(f"/dev/fd/{write}"), lambda path: path.write_text("piped"))
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        assert pipe.read() == "piped"
+    os.mkfifo(tmp_path / "device")
+    reader = os.open(tmp_path / "device", os.O_RDONLY | os.O_NONBLOCK)
+    write_whole(tmp_path / "device", lambda path: path.write_text("sent"))
+    assert os.read(reader, 9) == b"sent"
+    os.close(reader)
+    assert names(tmp_path) == ["a.txt", "device", "link"]
+
+
 # make_whole
 
 
@@ -71,6 +89,8 @@ def test_write_named_error_names_the_option(tmp_path: Path) -> None:
     assert (tmp_path / "deep" / "a.txt").read_text() == "a"
     with pytest.raises(InputError, match=f"-o: {tmp_path / 'deep'} cannot be written: Is a directory"):
         write_named(tmp_path / "deep", lambda path: path.write_text("a"), "-o")
+    with pytest.raises(InputError, match=r"-o: \. cannot be written: Is a directory"):
+        write_named(Path(), lambda path: path.write_text("a"), "-o")
     assert (names(tmp_path), names(tmp_path / "deep")) == (["deep"], ["a.txt"])
 
     def full(path: Path) -> None:
@@ -100,7 +120,7 @@ def test_folder_files_keep_a_private_umask(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("exists", [False, True])
-@pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])
+@pytest.mark.parametrize("error", [OSError("disk full"), FileExistsError(errno.EEXIST, "bug"), KeyboardInterrupt()])
 def test_failing_filler_leaves_nothing(tmp_path: Path, error: BaseException, exists: bool) -> None:
     def half(folder: Path) -> None:
         (folder / "weights.bin").write_text("half")

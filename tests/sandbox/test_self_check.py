@@ -113,7 +113,8 @@ def test_command_exits_1_if_nothing_could_be_tried(monkeypatch: pytest.MonkeyPat
         (["--option", "=1"], "--option: expected KEY=VALUE, got '=1'"),
         (["--option", "wal_s=1"], "unknown key 'unsafe_subprocess.wal_s' (did you mean 'unsafe_subprocess.wall_s'?)"),
         (["--option", "wall_s=[1"], "--option wall_s: expected a YAML value, got '[1'"),
-        (["--json", "nowhere/out.json"], "--json: no folder nowhere"),
+        (["--json", "nowhere/out.json"], "--json: expected a file in an existing folder, got nowhere/out.json"),
+        (["--json", "."], "--json: expected a file in an existing folder, got ."),
     ],
 )
 def test_command_refuses_bad_input(arguments: list[str], said: str) -> None:

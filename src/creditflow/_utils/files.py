@@ -25,7 +25,13 @@ def cache_folder() -> Path:
 
 
 def write_whole(target: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file, then rename it to `target`; on an error `target` stays as it was."""
+    """Let `write` fill a temporary file, then rename it to `target`; on an error `target` stays as it was.
+
+    A device, a pipe or a link (`/dev/stdout`) is written itself: a rename would replace it.
+    """
+    if target.is_symlink() or (target.exists() and not target.is_file()):
+        write(target)
+        return
     aside = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         write(aside)
@@ -86,7 +92,8 @@ def make_whole(target: Path, fill: Callable[[Path], object]) -> None:
         aside.chmod(0o755)
         aside.rename(target)
     except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # another process made it first, with the same result
+        # Another process made it first, with the same result; an error of `fill` names no such destination.
+        if error.filename2 != str(target) or error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)

@@ -49,9 +49,9 @@ def comma_separated(text: str) -> tuple[str, ...]:
 
 
 def expect_json_folder(file: Path | None) -> None:
-    """Raise ConfigError if the folder of the file of `--json` is missing."""
-    if file is not None and not file.absolute().parent.is_dir():
-        raise ConfigError(f"--json: no folder {file.parent}")
+    """Raise ConfigError if the file of `--json` is a folder, or its folder is missing."""
+    if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
+        raise ConfigError(f"--json: expected a file in an existing folder, got {file}")
 
 
 def credit_lines(config: Config) -> Iterator[str]:
