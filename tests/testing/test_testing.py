@@ -143,6 +143,11 @@ def leaves_a_note(step, trajectory):
     return 1.0
 
 
+def changes_one_element(step, trajectory):
+    trajectory.info.setdefault("image", np.zeros(2000))[1000] += 1e-12
+    return 1.0
+
+
 def tosses_a_coin(step, trajectory):
     return random.random()
 
@@ -155,7 +160,7 @@ BROKEN_FUNCTIONS = {
     "has_the_right_shape": [counts_three_steps, one_token_too_few],
     "is_finite": [believes_nan],
     "stays_in_its_range": [grows_with_length, beyond_its_range],
-    "leaves_the_trajectory_alone": [leaves_a_note],
+    "leaves_the_trajectory_alone": [leaves_a_note, changes_one_element],
     "is_deterministic": [tosses_a_coin],
 }
 
@@ -194,6 +199,16 @@ def test_hostile_trajectories_leave_the_given_ones_unchanged():
     assert repr(given) == before
     assert {response for response, _ in seen} >= set(testing.HOSTILE.values())
     assert {length for _, length in seen} == {1, 2, testing.LONGEST}
+
+
+@pytest.mark.parametrize("ids", ["one one", "one two"])
+def test_repeated_ids_are_refused(ids):
+    given = [make_trajectory(name, [step("writer", 0.5)], 1.0) for name in ids.split()]
+    for trajectory in given:
+        trajectory.steps[0].trajectory_id, trajectory.steps[0].id = "one", "s"
+    repeated = "step 's' of trajectory 'one'" if "two" in ids else "trajectory 'one'"
+    with pytest.raises(ConfigError, match=f"^trajectories: expected ids of their own, got {repeated} twice$"):
+        check_reward_function(plain, given)
 
 
 def test_trajectories_without_steps_check_nothing():

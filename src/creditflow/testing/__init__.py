@@ -18,6 +18,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from creditflow.data import Step, Task, Trajectory
 from creditflow.errors import ConfigError, CreditflowError, InputError, RewardError, did_you_mean
 from creditflow.rewards.calls import PlacedScore
@@ -120,7 +122,8 @@ def check_reward_function(
 ) -> Report:
     """Run every check of this module on a reward function.
 
-    Raises ConformanceError if a check fails, ConfigError if `skip` names an unknown check.
+    Raises ConformanceError if a check fails, ConfigError if `skip` names an unknown check, or if two trajectories, or
+    two of their steps, have one id.
 
     `function`: decorated or plain, sync or async, or a reference as in a recipe (`numeric_match`, `file.py:function`).
     `trajectories`: typical inputs of the function; it receives copies, and copies with a hostile text as every response
@@ -135,12 +138,20 @@ def check_reward_function(
     if unknown := [name for name in skip if name not in CHECKS]:
         hint = did_you_mean(unknown[0], CHECKS)
         raise ConfigError(f"skip: expected names of checks ({', '.join(CHECKS)}), got {unknown[0]!r}{hint}")
+    places = Counter(each for t in case.inputs for each in (_where(t), *map(_where, t.steps)))
+    if repeated := [place for place, n in places.items() if n > 1]:
+        raise ConfigError(f"trajectories: expected ids of their own, got {repeated[0]} twice")
     left_out = {*skip} if deterministic else {*skip, is_deterministic.__name__}
     passed, failures = list[str](), list[FailedCheck]()
     for name, check in CHECKS.items():
         if name in left_out:
             continue
-        if findings := _findings(check, case):
+        findings = list[Fault]()
+        try:
+            findings.extend(check(case))
+        except Exception as error:  # user code may raise any exception at any point
+            findings.append(Fault("the function", "no exception", _described(error)))
+        if findings:
             failures.append(FailedCheck(name, sentence_of(check), tuple(findings)))
             if check is can_be_loaded:  # the other checks would report the same fault again
                 break
@@ -151,15 +162,6 @@ def check_reward_function(
     if failures:
         raise ConformanceError(report)
     return report
-
-
-def _findings(check: Check, case: _RewardCase) -> list[Fault]:
-    faults: list[Fault] = []
-    try:
-        faults.extend(check(case))
-    except Exception as error:  # user code may raise any exception at any point
-        faults.append(Fault("the function", "no exception", _described(error)))
-    return faults
 
 
 def _described(error: Exception) -> str:
@@ -343,11 +345,11 @@ def _score(function: RewardFunction, trajectories: Sequence[Trajectory]) -> _Res
         trajectory.outcome, trajectory.outcomes = None, {}
         for step in trajectory.steps:
             step.scores.clear()
-    before = list(map(repr, copies))
+    before = list(map(_text, copies))
     called = [t for t in copies if function.level != "outcome" or not no_outcome(t)]
     calls = [call for trajectory in called for call in calls_on(function, trajectory)[0]]
     returned = result_of(run_on_loop(calls, timeout=60.0, max_in_flight=256))
-    results = _Results(changed=[_where(t) for t, text in zip(copies, before, strict=True) if repr(t) != text])
+    results = _Results(changed=[_where(t) for t, text in zip(copies, before, strict=True) if _text(t) != text])
     for call, result in zip(calls, returned, strict=True):
         on = _where(call.step or call.trajectory)
         if result.traceback:
@@ -361,6 +363,10 @@ def _score(function: RewardFunction, trajectories: Sequence[Trajectory]) -> _Res
                 at = on if placed.place is None else _where(call.trajectory.steps[placed.place])
                 results.scores[at] = placed
     return results
+
+
+_text = np.printoptions(threshold=sys.maxsize, floatmode="unique")(repr)
+"""A trajectory as text, with every element of its arrays."""
 
 
 def _where(scored: Step | Trajectory) -> str:
