@@ -192,7 +192,11 @@ def test_number_of_files_is_bounded_if_possible(box):
     if box.files_bound()[0] is None:
         pytest.skip(box.files_bound()[1])
     code = "n = 0\ntry:\n    while True: open(str(n), 'w'); n += 1\nexcept OSError as e: print(n, e.errno)"
-    assert lines(box, code) == ["48 28"]  # and the folders /tmp and /tmp/work
+    assert lines(box, code) == ["50 28"]
+    for number in range(5):
+        box.write(f"folder{number}/x", b"")
+    assert lines(box, code) == ["40 28"]
+    assert lines(boxes.bubblewrap(files=1), code) == ["1 28"]
 
 
 def test_only_failures_of_bwrap_itself_raise(box, tmp_path, monkeypatch):

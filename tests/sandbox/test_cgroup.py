@@ -30,7 +30,10 @@ def v1(tmp_path):
     for name in ("memory", "pids"):
         (tmp_path / name / "ours").mkdir(parents=True)
         lines.append(f"30 25 0:27 / {tmp_path / name} rw,relatime - cgroup cgroup rw,{name}")
-    return "\n".join([f"25 1 0:24 / {tmp_path} rw - tmpfs tmpfs rw", *lines])
+    sources = [
+        f"2{i} 1 0:24 / {tmp_path} rw - tmpfs {source} rw" for i, source in enumerate(("tmpfs", ""))
+    ]  # one is empty
+    return "\n".join([*sources, *lines])
 
 
 def v2(tmp_path, controllers="cpu memory pids", subtree="", procs=""):

@@ -102,11 +102,21 @@ def test_input_and_files_are_bounded_together(box):
         python(box, "pass", stdin=b"x" * 5 * 1024 * 1024)
 
 
+def test_written_folders_count_as_files(tmp_path, monkeypatch):
+    with boxes.opened("unsafe_subprocess", tmp_path, monkeypatch, files=3) as box:
+        box.write("a/b/c", b"")
+        with pytest.raises(SandboxError, match="3 files and folders"):
+            box.write("d", b"")
+
+
 @on_all
 def test_write_refuses_folder_conflicts_and_large_files(box):
     box.write("a/b", b"")
     with pytest.raises(ValueError, match="both"):
         box.write("a", b"")
+    with pytest.raises(ValueError, match="both"):
+        box.write("a/b/c", b"")
+    box.write("a/b", b"again")
     with pytest.raises(SandboxError, match="bytes"):
         box.write("c", b"x" * (1024 * 1024 + 1))
 

@@ -46,13 +46,13 @@ def test_container_has_no_network_no_rights_and_every_limit(box, log):
         ("--log-driver", "none"),
         ("--memory", "64m"),
         ("--memory-swap", "64m"),
-        ("--pids-limit", "9"),
+        ("--pids-limit", "10"),
         ("--cpus", "1.0"),
         ("--ulimit", "cpu=2:2"),
         ("--ulimit", "fsize=16777216:16777216"),
         ("--ulimit", "nofile=256:256"),
         ("--ulimit", "core=0:0"),
-        ("--tmpfs", "/tmp:rw,nosuid,nodev,exec,mode=1777,size=64m,nr_inodes=9"),
+        ("--tmpfs", "/tmp:rw,nosuid,nodev,exec,mode=1777,size=64m,nr_inodes=12"),
         ("--entrypoint", "/bin/sh"),
     }
     assert "--read-only" in options
@@ -66,12 +66,19 @@ def test_every_run_has_a_unique_container_name(box, log):
     assert len(set(names)) == 3  # opening the box runs one
 
 
+def test_program_cannot_use_the_time_allowed_for_the_start(log):
+    box = open_sandbox("container", image="img:1", engine="docker", wall_s=0.5)
+    result = box.run(["sh", "-c", "echo begun; sleep 1.5"])
+    assert (result.ok, result.exit_code, result.limit, result.stdout) == (False, None, "wall", b"begun\n")
+    assert calls(log)[-1][0] == "run"
+
+
 def test_container_above_its_time_limit_is_removed(log, monkeypatch):
     from creditflow.sandbox.backends import container
 
     monkeypatch.setattr(container, "_START_S", 0.2)
     box = open_sandbox("container", image="img:1", engine="docker", wall_s=1.0)
-    assert box.run(["sleep", "9"]).limit == "wall"
+    assert box.run(["sh", "-c", "kill -STOP $PPID; sleep 9"]).limit == "wall"  # it stops the watch inside
     run, *removals = calls(log)[-3:]
     assert removals == [["rm", "--force", run[run.index("--name") + 1]]] * 2
 

@@ -7,6 +7,7 @@ import pytest
 from creditflow.errors import ConfigError
 from creditflow.sandbox import (
     BACKENDS,
+    Limits,
     SandboxBackend,
     SandboxUnavailable,
     UnsafeSandboxWarning,
@@ -31,6 +32,14 @@ def test_auto_never_falls_back_to_running_unprotected(monkeypatch):
         open_sandbox()
 
 
+def test_back_end_with_keywords_of_its_own_opens(monkeypatch):
+    def create(limits, *, size=1, **kwargs):
+        return limits, size, kwargs
+
+    monkeypatch.setitem(BACKENDS._entries, "own", SandboxBackend("own", create))
+    assert open_sandbox("own", size=2, files=5) == (Limits(files=5), 2, {})
+
+
 @pytest.mark.parametrize(
     ("backend", "options", "said"),
     [
@@ -38,7 +47,7 @@ def test_auto_never_falls_back_to_running_unprotected(monkeypatch):
         ("unsafe", {}, "expected one of bubblewrap"),
         ("bubblewrap", {"memory": 5}, "did you mean 'bubblewrap.memory_mb'"),
         ("auto", {"image": "x"}, "unknown key 'bubblewrap.image'"),
-        ("bubblewrap", {"wall_s": -1}, "wall_s: expected a number above 0 and of at most 1e.06, got -1"),
+        ("bubblewrap", {"wall_s": -1}, "wall_s: expected a number above 0 and of at most 1000000, got -1"),
         ("bubblewrap", {"ro_bind": 5}, "ro_bind: expected a list"),
         ("bubblewrap", {"python": 5}, "python: expected a text"),
         ("bubblewrap", {"site": "false"}, "site: expected true or false"),

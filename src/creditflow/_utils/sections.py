@@ -117,14 +117,15 @@ def options_model(
     kind: Any, name: str | None = None, base: type[BaseModel] = Section, leave_out: tuple[str, ...] = ()
 ) -> Any:
     """The pydantic model of a dataclass of options: its types, defaults, bounds and docstrings."""
-    types, texts = get_type_hints(kind), descriptions(kind)
+    types, texts = get_type_hints(kind, include_extras=True), descriptions(kind)
     definitions: dict[str, Any] = {
         f.name: (
             types[f.name],
-            Field(default=... if f.default is MISSING else f.default, description=texts.get(f.name), **f.metadata),
+            Field(default=... if default is MISSING else default, description=texts.get(f.name), **f.metadata),
         )
         for f in fields(kind)
         if f.init and f.name not in leave_out
+        for default in [f.default if f.default_factory is MISSING else f.default_factory()]
     }
     return create_model(name or f"{kind.__name__}Options", __base__=base, __doc__=kind.__doc__, **definitions)
 
@@ -256,7 +257,7 @@ _LIMITS = {
 def _kind(schema: Mapping[str, Any], number: str) -> str:
     if (kind := schema.get("type")) in _KINDS:
         return _KINDS[str(kind)]
-    limits = " and ".join(f"{words} {schema[limit]:g}" for limit, words in _LIMITS.items() if limit in schema)
+    limits = " and ".join(f"{words} {schema[limit]:.15g}" for limit, words in _LIMITS.items() if limit in schema)
     return f"{number.replace('finite ', '')} {limits}" if limits else number
 
 

@@ -6,13 +6,15 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, get_type_hints
 
 from pydantic import create_model
 
-from creditflow._utils.sections import Section, checked
+from creditflow._utils.sections import checked, options_model
 from creditflow.registry import Registry
 from creditflow.sandbox.backends.bubblewrap import Bubblewrap
 from creditflow.sandbox.backends.container import Container
@@ -63,12 +65,17 @@ def open_sandbox(backend: str = "auto", **options: Any) -> Sandbox:
     """
     name = AUTO if backend == "auto" else backend
     create = BACKENDS[name].create
-    limits = {field.name: field.default for field in fields(Limits)}
-    parameters = inspect.signature(create).parameters.values()
-    required = {parameter.name: parameter.default for parameter in parameters if parameter.name != "limits"}
-    own = {option: ... if default is inspect.Parameter.empty else default for option, default in required.items()}
-    hints = {**get_type_hints(create.__init__ if inspect.isclass(create) else create, include_extras=True)}
-    hints |= get_type_hints(Limits, include_extras=True)
-    form: Any = {option: (hints.get(option, Any), default) for option, default in (limits | own).items()}
-    values = dict(checked(create_model("Options", __base__=Section, **form), options, name))
-    return create(limits=Limits(**{option: values.pop(option) for option in limits}), **values)
+    values = dict(checked(_options_model(create), options, name))
+    return create(limits=Limits(**{field.name: values.pop(field.name) for field in fields(Limits)}), **values)
+
+
+@functools.cache
+def _options_model(create: Callable[..., Sandbox]) -> Any:
+    """The model of the options of a back end: its parameters, without `*args` and `**kwargs`, and the limits."""
+    hints = get_type_hints(create.__init__ if inspect.isclass(create) else create, include_extras=True)
+    form: Any = {
+        p.name: (hints.get(p.name, Any), ... if p.default is p.empty else p.default)
+        for p in inspect.signature(create).parameters.values()
+        if p.name != "limits" and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    }
+    return create_model("Options", __base__=options_model(Limits), **form)

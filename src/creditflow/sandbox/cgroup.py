@@ -104,10 +104,8 @@ class Group:
         """Number of processes killed because the group's memory was exhausted."""
         name = "memory.oom_control" if self.version == 1 else "memory.events"
         with contextlib.suppress(OSError):
-            for line in (self.folders[0] / name).read_text().splitlines():
-                key, _, value = line.partition(" ")
-                if key == "oom_kill" and value.isdigit():
-                    return int(value)
+            counts = dict(line.split(" ", 1) for line in (self.folders[0] / name).read_text().splitlines())
+            return int(counts.get("oom_kill", 0))
         return 0
 
     def close(self) -> None:
@@ -159,7 +157,7 @@ def _mounts(mountinfo: str) -> dict[str, tuple[str, str]]:
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
         root, point = before.split()[3:5]
-        kind, _, options = after.split()[:3]
+        kind, *_, options = after.split()  # the source between them may be empty
         names = {"cgroup": options.split(","), "cgroup2": [""]}.get(kind, [])
         mounts.update(dict.fromkeys(names, (root, point)))
     return mounts
@@ -176,8 +174,7 @@ def _version_2(folder: Path) -> Parents:
     if folder.name == _SELF:
         folder = folder.parent
     try:
-        offered = set((folder / "cgroup.controllers").read_text().split())
-        if not {"memory", "pids"} <= offered:
+        if not {"memory", "pids"} <= set((folder / "cgroup.controllers").read_text().split()):
             raise NoCgroupError(f"{folder} has not the controllers memory and pids")
         if not {"memory", "pids"} <= set((folder / "cgroup.subtree_control").read_text().split()):
             _enable(folder)
@@ -224,16 +221,14 @@ def _removed(folder: Path, linger_s: float) -> OSError | None:
     deadline = time.monotonic() + linger_s
     while True:
         try:
-            folder.rmdir()
-        except FileNotFoundError:
+            with contextlib.suppress(FileNotFoundError):
+                folder.rmdir()
             return None
         except OSError as error:
             if error.errno != errno.EBUSY or time.monotonic() > deadline:
                 return error
-            _empty(folder)
-            time.sleep(0.001)
-        else:
-            return None
+        _empty(folder)
+        time.sleep(0.001)
 
 
 def _empty(folder: Path) -> None:
@@ -267,8 +262,6 @@ def _owner() -> str:
 def _alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
     return True

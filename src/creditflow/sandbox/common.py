@@ -9,6 +9,7 @@ import signal
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
 
 from creditflow.sandbox.base import Limits, Result, SandboxError
 
@@ -72,22 +73,22 @@ class Box(ABC):
         return self._run(list(command), content, files)
 
     def write(self, path: str, content: bytes) -> None:
-        """See `Sandbox.write`. Also raises SandboxError for more files, or more bytes in total, than a run may have."""
+        """See `Sandbox.write`. Also raises SandboxError for more files, folders or bytes than a run may have."""
         path, content = inside(path), _bytes(f"content of {path!r}"[:80], content)
         if len(content) > self._limits.file_mb * MB:
             raise SandboxError(
                 f"{path!r}: {len(content)} bytes are more than a file may have ({self._limits.file_mb} MB)"
             )
         with self._lock:
-            others = {name: len(held) for name, held in self._files.items() if name != path}
-            for name in others:
-                if name.startswith(f"{path}/") or path.startswith(f"{name}/"):
-                    raise ValueError(f"{path!r} and {name!r} cannot both be files")
-            if len(others) + 1 > self._limits.files or sum(others.values()) + len(content) > self._limits.disk_mb * MB:
-                raise SandboxError(
-                    f"{path!r}: a run may have {self._limits.files} files and {self._limits.disk_mb} MB in all"
-                )
-            self._files[path] = content
+            files = {**self._files, path: content}
+            folders = {str(folder) for name in files for folder in PurePosixPath(name).parents}
+            if both := folders & files.keys():
+                raise ValueError(f"{path!r}: {min(both)!r} cannot be both a file and a folder")
+            made = len(files) + len(folders) - 1  # without the working folder
+            if made > self._limits.files or sum(map(len, files.values())) > self._limits.disk_mb * MB:
+                most = f"{self._limits.files} files and folders, and {self._limits.disk_mb} MB"
+                raise SandboxError(f"{path!r}: a run may have {most} in all")
+            self._files = files
 
     @abstractmethod
     def _run(self, command: list[str], stdin: bytes, files: Mapping[str, bytes]) -> Result:

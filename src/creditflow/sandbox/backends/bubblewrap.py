@@ -26,6 +26,8 @@ from creditflow.sandbox.tmpfs import bound_inodes
 _WORK = "/tmp/work"
 _STDIN = "/dev/.stdin"
 """Path in the root file system, which is read-only when the program starts."""
+_OWN_INODES = 2
+"""Inodes of the tmpfs before a program or its files take one: /tmp and the working folder."""
 _PROBE_S = 60.0
 """Least timeout of the programs that find out whether a Python runs here, in seconds. They take milliseconds; a short
 `wall_s` is for other programs, and must not make a busy machine look unable."""
@@ -171,7 +173,7 @@ class Bubblewrap(Box):
         if self._why_not_files:
             return
         try:
-            bound_inodes(pid, self._limits.files)
+            bound_inodes(pid, self._limits.files + _OWN_INODES)
         except ProcessLookupError:
             raise
         except OSError as error:
@@ -184,14 +186,14 @@ class Bubblewrap(Box):
         out, err = end.stdout, end.stderr
         if status is None and oom:  # the kernel killed bwrap, too
             return Result(None, out, err, end.seconds, "memory")
-        limit = end.limit
-        if not started or (status is None and limit is None):
+        if not started or (status is None and end.limit is None):
             message = err.decode(errors="replace").strip()[:500] or f"it ended with {end.returncode}"
             raise SandboxError(f"bwrap failed: {message}")
         # Bubblewrap and the shell both return 128 + N if signal N ended the program.
         number = by_signal(status)
-        if limit is None:
-            limit = _limit_of(number, oom, end.cpu_s >= math.ceil(self._limits.cpu_s) * _CPU_USED)
+        cpu: Limit | None = "cpu" if end.cpu_s >= math.ceil(self._limits.cpu_s) * _CPU_USED else None
+        by: dict[int | None, Limit | None] = {signal.SIGXCPU: cpu, signal.SIGKILL: cpu, signal.SIGXFSZ: "file_size"}
+        limit = end.limit or ("memory" if oom else by.get(number))
         return Result(
             exit_code=status if limit is None and number is None else None,
             stdout=out,
@@ -246,15 +248,6 @@ def _arguments(
         args += ["--setenv", name, value]
     # These have no size limit, so they become read-only; until then bwrap can mount on them.
     return args, [word for folder in [*hidden, "/"] for word in ("--remount-ro", folder)]
-
-
-def _limit_of(number: int | None, oom: bool, cpu_used_up: bool) -> Limit | None:
-    """The limit that a signal indicates, if any."""
-    if oom:
-        return "memory"
-    if number in (signal.SIGXCPU, signal.SIGKILL) and cpu_used_up:
-        return "cpu"
-    return "file_size" if number == signal.SIGXFSZ else None
 
 
 BACKEND = SandboxBackend("bubblewrap", Bubblewrap)

@@ -30,14 +30,16 @@ from creditflow.sandbox.process import Child, ProcessOutput, attend_pipes, call,
 _ANSWER_S = 20.0
 _START_S = 5.0
 """Time allowed for starting a container on top of the program's time, in seconds."""
-_SHELL_PROCESSES = 4
+_SHELL_PROCESSES = 5
+_OWN_INODES = 3
+"""Inodes of the tmpfs before a program or its files take one: /tmp, the working folder and the program's input."""
 _TRAILER_BYTES = 200
 
 _SCRIPT = """
 mkdir -p /tmp/work && cd /tmp && tar -xf - || exit 125
-word=$1; shift
+word=$1 wall_s=$2; shift 2
 cd /tmp/work
-(exec "$@" 0</tmp/stdin)
+(exec timeout -s KILL "$wall_s" "$@" 0</tmp/stdin)
 code=$?
 kill -KILL -1 2>/dev/null
 while kill -0 -1 2>/dev/null && command eval '(:)' 2>/dev/null; do :; done
@@ -71,6 +73,7 @@ class Container(Box):
         if (path := next(filter(None, map(shutil.which, engines)), None)) is None:
             raise SandboxUnavailable(f"sandbox back end container: {' and '.join(engines)} not found; install one")
         self._engine = path
+        self._wall_s = self._limits.wall_s + _START_S  # a short limit is for other programs than the first
         try:
             result = self._run(["python", "-c", "print(6 * 7)"], b"", {})
         except SandboxError as error:
@@ -81,11 +84,12 @@ class Container(Box):
             raise SandboxUnavailable(
                 f"sandbox back end container: {image} does not run Python: {result.stderr[-200:]!r}"
             )
+        self._wall_s = self._limits.wall_s
 
     def arguments(self, name: str) -> list[str]:
         """The engine's command line, up to and including the image."""
         limits = self._limits
-        tmpfs = f"rw,nosuid,nodev,exec,mode=1777,size={limits.disk_mb}m,nr_inodes={limits.files}"
+        tmpfs = f"rw,nosuid,nodev,exec,mode=1777,size={limits.disk_mb}m,nr_inodes={limits.files + _OWN_INODES}"
         ulimits = {
             "cpu": math.ceil(limits.cpu_s),
             "fsize": limits.file_mb * MB,
@@ -109,7 +113,7 @@ class Container(Box):
         words = ["python", "-I", *command[1:]] if command[0] == "python" else command
         name = f"creditflow-{os.getpid()}-{secrets.token_hex(8)}"
         word = secrets.token_hex(16)
-        args = [*self.arguments(name), "-c", _SCRIPT, "sh", word, *words]
+        args = [*self.arguments(name), "-c", _SCRIPT, "sh", word, str(self._wall_s), *words]
         return self._result(self._attend(args, name, _archive(files, stdin)), word)
 
     def _attend(self, args: list[str], name: str, archive: bytes) -> ProcessOutput:
@@ -122,7 +126,7 @@ class Container(Box):
             # Once more: the engine may have been about to create the container.
             self._remove(name)
 
-        most, wall_s = self._limits.output_bytes + _TRAILER_BYTES, self._limits.wall_s + _START_S
+        most, wall_s = self._limits.output_bytes + _TRAILER_BYTES, self._wall_s + _START_S
         try:
             try:
                 process = start(child, [self._engine, *args], archive, process_group=0)
@@ -140,21 +144,16 @@ class Container(Box):
     def _result(self, end: ProcessOutput, word: str) -> Result:
         most = self._limits.output_bytes
         output, separator, trailer = end.stdout.rpartition(b"\n" + word.encode() + b" ")
-        if end.limit is not None:
-            output = end.stdout
-        elif not separator:
+        if not separator and end.limit is None:
             problem = end.stderr.decode(errors="replace").strip()[-300:] or f"it ended with {end.returncode}"
             raise SandboxError(f"{self._engine}: {problem}")
+        output = output if separator else end.stdout
         code = trailer.partition(b"\n")[0]
         status = int(code) if code.isdigit() else -1
         number = None if end.limit is not None else by_signal(status)
-        limit: Limit | None = end.limit
-        if limit is None and len(output) + len(end.stderr) > most:
-            limit = "output"
-        elif number == signal.SIGXFSZ:
-            limit = "file_size"
-        elif number == signal.SIGXCPU:
-            limit = "cpu"
+        late: Limit | None = "wall" if end.seconds >= self._wall_s else None
+        by: dict[int | None, Limit | None] = {signal.SIGKILL: late, signal.SIGXFSZ: "file_size", signal.SIGXCPU: "cpu"}
+        limit: Limit | None = end.limit or ("output" if len(output) + len(end.stderr) > most else by.get(number))
         return Result(
             exit_code=None if number is not None or limit is not None else status,
             stdout=output[:most],
