@@ -154,6 +154,18 @@ def test_rule_watches_every_agent_and_policy_separately():
     assert [(e.step, e.metric) for e in events] == [(1, "p/actor/entropy"), (2, "reward/sub_reward_var/a")]
 
 
+def test_over_and_unless_read_the_metrics_of_the_same_policy():
+    rule = {"metric": "actor/pg_clipfrac", "above": 0.1, "window": 1, "over": "actor/tokens"}
+    watched = guard(clipped={**rule, "unless": {"metric": "actor/entropy", "above": 1.0}})
+    row = {
+        f"{policy}/actor/{name}": value
+        for policy, *values in (("a", 0.2, 10_000.0, 0.5), ("b", 0.2, 10_000.0, 2.0), ("c", 0.2, 10.0, 0.5))
+        for name, value in zip(("pg_clipfrac", "tokens", "entropy"), values, strict=True)
+    }
+    held = "a warning only, while actor/entropy is above 1"
+    assert [(e.metric[0], e.note) for e in watched.look(1, row)] == [("a", ""), ("b", held)]
+
+
 def test_absent_and_non_finite_metrics_are_skipped():
     watched = guard(errors=FALLBACK)
     assert watched.look(1, {"reward/error_rate": float("nan")}) == []
@@ -304,6 +316,11 @@ def test_rules_can_be_changed_removed_and_added(tmp_path):
         "    def look(self, value, over): return RuleResult(value % self.of == 0, False, {'value': value})\n"
         "    def state_dict(self): return {}\n"
         "    def load_state_dict(self, state): pass\n"
+        "from dataclasses import dataclass, field\n"
+        "@dataclass\n"
+        "class Sums(Even):\n"
+        "    parts: list[int] = field(default_factory=lambda: [3, 5])\n"
+        "    def __post_init__(self): self.of = sum(self.parts)\n"
     )
     (tmp_path / "r.yaml").write_text(f"extends: {RECIPE}\nguard: {{rules: {{entropy: null}}}}\n")
     more = ["guard.rules.mine.kind=own.py:Even", "guard.rules.mine.metric=rollout/tokens", "guard.rules.mine.of=4"]
@@ -312,6 +329,8 @@ def test_rules_can_be_changed_removed_and_added(tmp_path):
     assert "entropy" not in actions
     assert actions["error_rate"] == "warn"
     assert [e.rule for e in found.look(1, {"rollout/tokens": 8.0})] == ["mine"]
+    sums = of_recipe("guard.rules.sums={kind: own.py:Sums, metric: rollout/tokens}", recipe=tmp_path / "r.yaml")
+    assert [e.rule for step in (7, 8) for e in sums.look(step, {"rollout/tokens": float(step)})] == ["sums"]
 
 
 def test_disabled_guard_has_no_events_and_no_metrics():
@@ -356,6 +375,9 @@ REFUSED = [
     (["guard.rules.error_rate.over=reward/*"], "guard.rules.error_rate.over: expected one metric"),
     (["guard.rules.accuracy.kind=dropp"], "^guard.rules.accuracy.kind: expected one of drop.*did you mean 'drop'"),
     (["guard.rules.entropy.widow=3"], "unknown key 'guard.rules.entropy.widow' .*'guard.rules.entropy.window'"),
+    (["guard.rules.entropy.actoin=stop"], "unknown key 'guard.rules.entropy.actoin' .*'guard.rules.entropy.action'"),
+    (["guard.rules.x={metrc: actor/entropy, below: 1}"], "unknown key 'guard.rules.x.metrc' .*'guard.rules.x.metric'"),
+    (["guard.rules.x={metric: reward/outcome/faild_frac, above: 0}"], "unknown metric .*'reward/outcome/failed_frac'"),
     (["guard.rules.entropy=3"], "guard.rules.entropy: expected metric"),
     (["guard.max_rollbacks=-1"], "guard.max_rollbacks"),
     (["guard.fallback.trainable=some"], "guard.fallback.trainable: expected one of all, lora"),

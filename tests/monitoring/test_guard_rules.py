@@ -105,7 +105,8 @@ def test_shortest_divides_the_p_value_among_widths() -> None:
 
 def test_times_first_scales_the_limit_by_the_first_value():
     rule = Level(below=0.1, times_first=True, window=1)
-    assert bad(rule, [2.0, 0.3, 0.19]) == [False, False, True]
+    assert bad(rule, [-1.0, 0.0, 2.0, 0.3, 0.19]) == [False, False, False, False, True]
+    assert bad(Level(above=2.0, times_first=True, window=1), [0.0, 1.0, 1.9, 2.1]) == [False, False, False, True]
 
 
 def test_level_recovers_after_recover_epochs_values():

@@ -222,11 +222,11 @@ class Guard:
     def _look(self, step: int, rule: RuleSpec, metrics: Mapping[str, float]) -> Iterator[GuardEvent]:
         if self.fallback and rule.metric.startswith("propagation/"):
             return  # a fallback has no gates
-        over = metrics.get(rule.over) if rule.over is not None else None
         for name in matching(rule.metric, metrics):
+            over = _beside(name, rule.over, metrics) if rule.over is not None else None
             watch = self.watches.setdefault((rule.name, name), _Watch(rule.make()))
-            if rule.unless is not None and math.isfinite(against := metrics.get(rule.unless.metric, math.nan)):
-                watch.against = against
+            if rule.unless is not None and (against := _beside(name, rule.unless.metric, metrics)) is not None:
+                watch.against = against if math.isfinite(against) else watch.against
             if not math.isfinite(metrics[name]):
                 watch.suspect = True
                 continue
@@ -241,8 +241,7 @@ class Guard:
                 if already and watch.held:
                     continue
                 yield self._event(step, rule, name, "fired", result, held=watch.held)
-                if rule.action == SET_THRESHOLD and not watch.held:
-                    assert rule.to is not None
+                if rule.action == SET_THRESHOLD and rule.to is not None and not watch.held:
                     self.cap = rule.to if self.cap is None else min(self.cap, rule.to)
             elif watch.on and result.well:
                 held, watch.on, watch.held, watch.quiet = watch.held, False, False, rule.cool_down
@@ -254,8 +253,7 @@ class Guard:
         self, step: int, rule: RuleSpec, metric: str, what: str, result: RuleResult, *, held: bool
     ) -> GuardEvent:
         note = rule.note if what == "fired" else ""
-        if held and what == "fired":
-            assert rule.unless is not None
+        if held and what == "fired" and rule.unless is not None:
             note = f"a warning only, while {rule.unless.metric} is above {rule.unless.above:g}"
         return GuardEvent(step, rule.name, metric, what, WARN if held else rule.action, dict(result.numbers), note)
 
@@ -348,34 +346,40 @@ def specs(rules: Mapping[str, Any], folder: Path | None = None) -> list[RuleSpec
     return entries
 
 
+def _beside(name: str, other: str, metrics: Mapping[str, float]) -> float | None:
+    """The value of the metric `other` of the policy that metric `name` belongs to, else of the run."""
+    return metrics.get(f"{name.partition('/')[0]}/{other}", metrics.get(other))
+
+
 def _spec(name: str, entry: Any, folder: Path | None) -> RuleSpec | None:
     key = f"{KEY}.{name}"
     if not isinstance(entry, Mapping):
         raise ConfigError(f"{key}: expected metric, kind, action and more, or null, got {entry!r}")
-    common = {option: entry[option] for option in RuleOptions.model_fields if entry.get(option) is not None}
-    options = checked(RuleOptions, common, key)
-    if options.action == SET_THRESHOLD and options.to is None:
-        raise ConfigError(f"{key}.to: expected a number from 0 to 1, which {SET_THRESHOLD} needs, got nothing")
-    if is_reference(options.kind):
+    given = {option: value for option, value in entry.items() if value is not None}
+    called = given.get("kind", "level")
+    if is_reference(called):
         if folder is None:
             return None
-        kind = load_object(options.kind, folder, f"{key}.kind")
+        kind = load_object(called, folder, f"{key}.kind")
     else:
         try:
-            kind = GUARD_RULES[options.kind]
+            kind = GUARD_RULES[called]
         except ConfigError as error:
             raise ConfigError(str(error).replace(GUARD_RULES.key, f"{key}.kind", 1)) from error
-    own = {option: value for option, value in entry.items() if option not in common and value is not None}
-    make = partial(_make, kind, options.kind, own, key)
+    own = {option: value for option, value in given.items() if option not in RuleOptions.model_fields}
+    if hasattr(kind, "__dataclass_fields__"):
+        checked(options_model(kind, base=RuleOptions), given, key)
+    elif callable(kind):
+        expect_keywords(called, kind, own, key)
+    options = checked(RuleOptions, {option: given[option] for option in given if option not in own}, key)
+    if options.action == SET_THRESHOLD and options.to is None:
+        raise ConfigError(f"{key}.to: expected a number from 0 to 1, which {SET_THRESHOLD} needs, got nothing")
+    make = partial(_make, kind, called, own, key)
     return RuleSpec.model_construct(**dict(options), name=name, make=make, limit=getattr(make(), "limit", None))
 
 
 def _make(kind: Any, name: str, options: Mapping[str, Any], key: str) -> GuardRule:
-    """A rule of the kind called `name`. Raises ConfigError for invalid options and for another kind of object."""
-    if hasattr(kind, "__dataclass_fields__"):
-        checked(options_model(kind), options, key)
-    elif callable(kind):
-        expect_keywords(name, kind, options, key)
+    """A rule of the kind called `name`. Raises ConfigError for options that it refuses, and for other objects."""
     try:
         rule = kind(**options) if callable(kind) else kind
     except ConfigError as error:

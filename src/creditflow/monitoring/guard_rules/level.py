@@ -30,7 +30,7 @@ class Level(BoundedRule):
     """
 
     times_first: bool = False
-    """Limits are multiples of the first value of the series."""
+    """Limits are multiples of the first positive value of the series, which begins there."""
     window: int = field(default=5, metadata={"ge": 1})
     shortest: int | None = field(default=None, metadata={"ge": 1})
     """For a share with known counts: the smallest number of newest values that may decide; default: the window.
@@ -53,10 +53,11 @@ class Level(BoundedRule):
         return "multiples of the first value" if self.times_first else ""
 
     def look(self, value: float, over: float | None) -> RuleResult:
-        if self.first is None:
-            self.first = value
-        self.values = [*self.values, (value, over or 0.0)][-max(self.window, self.recover_epochs, _NEIGHBOURS) :]
+        self.first = self.first or max(value, 0.0)
         scale = self.first if self.times_first else 1.0
+        if not scale:
+            return RuleResult(False, False, {"value": value})
+        self.values = [*self.values, (value, over or 0.0)][-max(self.window, self.recover_epochs, _NEIGHBOURS) :]
         bound, sign = self.limit.value, self.limit.sign
         limit, recover = scale * bound, scale * (bound if self.recover is None else self.recover)
         window = self.values[-self.window :]
