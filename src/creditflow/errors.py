@@ -118,6 +118,11 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
+def printable(text: str) -> str:
+    """A text for a terminal: characters that are neither printable nor newlines (escape sequences) are spelled out."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
 def json_fault(error: BaseException) -> str:
     """The message of a parser of JSON with the column alone, for a message that names the row."""
     return f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else first_line(error)

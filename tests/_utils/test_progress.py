@@ -65,6 +65,11 @@ def test_fast_work_prints_only_its_results(reporter, clock):
     assert lines(reporter) == [f"train {step + 1}/20 result {step}" for step in range(20)]
 
 
+def test_line_spells_out_escapes_of_a_terminal(reporter):
+    reporter.say("it failed: \x1b[2J\x9b5m\r42 né 七\nnext")
+    assert lines(reporter) == [r"it failed: \x1b[2J\x9b5m\r42 né 七", "next"]
+
+
 def test_line_names_every_open_bar(reporter, clock):
     with reporter.bar("train", 10, "steps") as bar:
         bar.skip(4)

@@ -17,6 +17,8 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 
+from creditflow.errors import printable
+
 LINE_SECONDS = 25.0
 """Seconds without a line after which one is printed, without a terminal. The documented limit is 30 s."""
 
@@ -126,7 +128,7 @@ class Reporter:
         """Print one line."""
         with self._lock:
             self._printed = self._clock()
-            self.console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
+            self.console.print(printable(text), highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     @contextmanager
     def bar(

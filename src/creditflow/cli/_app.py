@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from creditflow.cli import SUMMARY, CommandEntry, commands, commands_in, find_command, listed, versions
-from creditflow.errors import ConfigError, CreditflowError, InputError, did_you_mean, says_disk_full
+from creditflow.errors import ConfigError, CreditflowError, InputError, did_you_mean, printable, says_disk_full
 from creditflow.registry import load_point
 
 _UsageError: type[Any] = typer.BadParameter.__mro__[1]
@@ -62,7 +62,7 @@ class CommandGroup(TyperGroup):
                 raise _in_own_words(error) from error
         except CreditflowError as error:
             lines = [" ".join(text.split()) for text in (str(error), *getattr(error, "__notes__", ()))]
-            print("error:", "\n  ".join(lines), file=sys.stderr)
+            print("error:", printable("\n  ".join(lines)), file=sys.stderr)
             raise typer.Exit(2 if isinstance(error, InputError) else 1) from error
         except OSError as error:
             if not says_disk_full(error):
