@@ -7,6 +7,7 @@ import torch
 import transformers
 from tokenizers.processors import TemplateProcessing
 
+from creditflow._utils.huggingface import end_ids
 from creditflow.config import ActorModelConfig
 from creditflow.engines.local.lora import Adapter
 from creditflow.engines.local.policy import Policy
@@ -47,6 +48,17 @@ def loaded(
     model.save_pretrained(folder)
     fast.save_pretrained(folder)
     return Policy.load(folder, CPU)
+
+
+@pytest.mark.parametrize("generation", [None, "", "{}", '{"eos_token_id": null}'])
+def test_end_tokens_of_the_model_configuration_are_the_default(tmp_path: Path, generation: str | None) -> None:
+    assert end_ids(tmp_path) is None
+    (tmp_path / "config.json").write_text('{"eos_token_id": [0, 2]}')
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(generation)
+    assert end_ids(tmp_path) == [0, 2]
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 0}')
+    assert end_ids(tmp_path) == 0
 
 
 @pytest.mark.parametrize(("gen_eos", "ends"), [(1, {0, 1}), ([0, 2], {0, 2}), (None, {0})])

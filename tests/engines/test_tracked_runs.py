@@ -17,7 +17,7 @@ from creditflow.config import load_recipe
 from creditflow.engines.common.tracked import FolderTrackers
 from creditflow.engines.local.trainer import train
 from creditflow.errors import ConfigError, InputError
-from creditflow.monitoring.trackers.base import COLUMNS
+from creditflow.monitoring.trackers.base import COLUMNS, TRACKERS, TrackedRun, TrackerKind
 from creditflow.monitoring.trackers.mlflow import accepted_names
 from creditflow.monitoring.tracking import Trackers, final_rows, sample_rows
 from creditflow.reports.run_report import write_run_report
@@ -200,17 +200,21 @@ class Fails:
     def log(self, step, metrics):
         raise ConnectionError("the server is gone")
 
+    finished = 0
+
     def finish(self):
-        raise AssertionError("it was left out")
+        self.finished += 1
+        raise ConnectionError("still gone")
 
 
 def test_failing_tracker_is_reported_and_left_out() -> None:
     messages: list[str] = []
-    trackers = Trackers(messages.append, {"mlflow": Fails()})
+    tracker = Fails()
+    trackers = Trackers(messages.append, {"mlflow": tracker})
     trackers.log(1, {"a": 1.0})
     trackers.log(2, {"a": 1.0})
     trackers.finish()
-    assert len(messages) == 1
+    assert (len(messages), tracker.finished) == (1, 1)
     assert "mlflow failed and is left out from now on: the server is gone" in messages[0]
 
 
@@ -223,6 +227,18 @@ class Records:
 
     def table(self, step, rows):
         self.tables.append((step, rows))
+
+
+def test_tracker_that_is_named_twice_is_opened_once(monkeypatch, tmp_path) -> None:
+    opened: list[Records] = []
+
+    def open_records(tracked: TrackedRun) -> Records:
+        opened.append(Records())
+        return opened[-1]
+
+    monkeypatch.setitem(TRACKERS._entries, "records", TrackerKind(open_records))
+    Trackers.start(["records", "records"], TrackedRun("project", "name", tmp_path, {}), print).log(1, {"a": 1.0})
+    assert [records.logged for records in opened] == [[(1, {"a": 1.0})]]
 
 
 def test_trackers_of_a_folder_get_tables_of_existing_steps(finished, tmp_path) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from creditflow.errors import ModelError, first_line
 
@@ -115,10 +115,11 @@ def load_tokenizer(folder: Path | str, key: str) -> Any:
 
 def end_ids(folder: Path) -> int | list[int] | None:
     """The `eos_token_id` of the model in `folder`, which its tokenizer may lack."""
-    files = (folder / "generation_config.json", folder / "config.json")
-    file = next((file for file in files if file.is_file()), None)
-    ids: int | list[int] | None = None if file is None else json.loads(file.read_text()).get("eos_token_id")
-    return ids
+    for name in ("generation_config.json", "config.json"):
+        with suppress(FileNotFoundError, ValueError):  # transformers, too, passes over a file that is no JSON
+            if (ids := json.loads((folder / name).read_text()).get("eos_token_id")) is not None:
+                return cast(int | list[int], ids)
+    return None
 
 
 def unusable(key: str, path: Path, why: str) -> ModelError:

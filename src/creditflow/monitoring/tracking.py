@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any, Literal
@@ -38,7 +39,7 @@ class Trackers:
     def start(cls, names: Sequence[str], run: TrackedRun, say: Callable[[str], None]) -> Trackers:
         """Open the trackers of `run`. Raises ConfigError, with the tracker's message, if one cannot be set up."""
         trackers = cls(say)
-        for name in names:
+        for name in dict.fromkeys(names):
             try:
                 trackers.open[name] = TRACKERS[name].open(run)
             except Exception as error:
@@ -73,7 +74,9 @@ class Trackers:
             try:
                 getattr(self.open[name], method)(*arguments)
             except Exception as error:
-                del self.open[name]
+                failed = self.open.pop(name)
+                with suppress(Exception):
+                    failed.finish()
                 self.say(
                     f"warning: {name} failed and is left out from now on: {first_line(error)}; metrics.jsonl has all"
                 )
