@@ -32,6 +32,16 @@ def test_recorded_rule_is_explained_and_assigns_nothing() -> None:
         assign(batch(), options)
 
 
+def test_recorded_formulas_are_shown_if_they_are_arithmetic() -> None:
+    hostile = ("__import__('os')", "(1).real", "9 ** 9 ** 9", "'a' * 9", "1 +", "1" * 201)
+    formulas = {"shared": [*hostile, "w_o * (outcome + 0)"]}
+    recall_properties({"algorithm.propagation": {"/f.py:rule": RULE | {"options": ["w_o"], "formulas": formulas}}})
+    options = CreditOptions(propagation={"rule": "/f.py:rule", "w_o": 1.0})
+
+    assert options.propagation.formulas(options) == {"shared": ("w_o * (outcome + 0)",)}
+    assert "shared = w_o * (outcome + 0) = 1" in str(explain(replace(assign(batch(), CreditOptions()), options=options), 0))
+
+
 def test_loaded_rule_takes_precedence_over_a_recorded_one() -> None:
     rule = PROPAGATION_RULES["own"]
     PROPAGATION_RULES.load("/b.py:rule", rule)

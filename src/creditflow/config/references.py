@@ -6,6 +6,7 @@ running its code.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Any, Literal
@@ -75,18 +76,33 @@ def recorded_properties(options: CreditOptions) -> Recorded:
     properties: Recorded = {}
 
     def note(registry: Registry[Any], key: str, reference: str) -> str:
-        properties.setdefault(registry.key, {})[reference] = _properties(registry, reference)
+        properties.setdefault(registry.key, {})[reference] = _properties(registry, reference, options)
         return reference
 
     change_references(spelled_out(options), note)
     return properties
 
 
+def _is_arithmetic(formula: str) -> bool:
+    """Whether a formula has numbers, names and + - * / alone, and at most 200 characters."""
+    try:
+        nodes = list(ast.walk(ast.parse(formula, mode="eval"))) if len(formula) <= 200 else [None]
+    except (SyntaxError, ValueError):
+        return False
+    numbers = [type(node.value) in (int, float) for node in nodes if isinstance(node, ast.Constant)]
+    return all(numbers) and all(isinstance(node, _ARITHMETIC) for node in nodes)
+
+
+_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.UAdd, ast.USub)
+_ARITHMETIC = (ast.Expression, ast.BinOp, ast.UnaryOp, *_OPERATORS, ast.Constant, ast.Name, ast.Load)
+
+
 @dataclass
 class _RuleProperties:
-    """The recorded class variables of a rule, and the names of its options."""
+    """The recorded class variables of a rule, the names of its options, and its formulas under them."""
 
     options: list[str] = field(default_factory=list)
+    formulas: dict[str, list[str]] = field(default_factory=dict)
     flow: Literal["nothing", "formula", "unknown"] = "unknown"
     pays_scores: StrictBool = False
     pays_tokens: StrictBool = False
@@ -99,11 +115,11 @@ _FLAGS = tuple(f.name for f in fields(Estimator) if isinstance(f.default, bool))
 """The properties of an estimator that are recorded."""
 
 
-def _properties(registry: Registry[Any], reference: str) -> dict[str, Any]:
+def _properties(registry: Registry[Any], reference: str, options: CreditOptions) -> dict[str, Any]:
     entry = registry[reference]
     if registry is PROPAGATION_RULES:
-        names = [f.name for f in fields(_RuleProperties) if f.name != "options"]
-        return {name: getattr(entry, name) for name in names} | {"options": [f.name for f in fields(entry)]}
+        given = {"options": [f.name for f in fields(entry)], "formulas": options.propagation.formulas(options)}
+        return {f.name: given.get(f.name, getattr(entry, f.name, None)) for f in fields(_RuleProperties)}
     return {} if registry.record is None else {name: getattr(entry, name) for name in _FLAGS}
 
 
@@ -135,7 +151,9 @@ def _entry(registry: Registry[Any], reference: str, properties: Mapping[str, Any
         members: dict[str, Any] = vars(TypeAdapter(_RuleProperties).validate_python(properties))
         expect_free_names(members["options"], f"recorded properties: {registry.key}")
         options = [(name, Any, field(default=None)) for name in members.pop("options")]
-        members |= {"name": reference, "credit": unloaded, "make_threshold": unloaded}
+        # `explain` evaluates formulas, and a run may be of unknown origin
+        formulas = {term: tuple(filter(_is_arithmetic, given)) for term, given in members["formulas"].items()}
+        members |= {"formulas": lambda *_: formulas, "name": reference, "credit": unloaded, "make_threshold": unloaded}
         return make_dataclass("RecordedRule", options, bases=(Rule,), namespace=members, frozen=True)
     if registry.record is None:
         return lambda team, **_: _UnloadedThreshold(unloaded)

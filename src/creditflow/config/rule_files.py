@@ -43,7 +43,8 @@ def load_named_files(options: Mapping[str, Any], folder: Path) -> dict[str, Any]
     return change_references(options, load)
 
 
-_CALLED = ("credit", "fit", "make_threshold", "__init__", "theta", "update", "metrics", "state_dict", "load_state_dict")
+_OF_THRESHOLDS = ("__init__", "theta", "update", "metrics", "state_dict", "load_state_dict")
+_CALLED = ("credit", "fit", "make_threshold", "formulas", *_OF_THRESHOLDS)
 """The methods of rules and thresholds that other code calls."""
 
 
