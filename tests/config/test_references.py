@@ -39,7 +39,9 @@ def test_recorded_formulas_are_shown_if_they_are_arithmetic() -> None:
     options = CreditOptions(propagation={"rule": "/f.py:rule", "w_o": 1.0})
 
     assert options.propagation.formulas(options) == {"shared": ("w_o * (outcome + 0)",)}
-    assert "shared = w_o * (outcome + 0) = 1" in str(explain(replace(assign(batch(), CreditOptions()), options=options), 0))
+    assert "shared = w_o * (outcome + 0) = 1" in str(
+        explain(replace(assign(batch(), CreditOptions()), options=options), 0)
+    )
 
 
 def test_loaded_rule_takes_precedence_over_a_recorded_one() -> None:

@@ -21,6 +21,7 @@ from tests.paths import ROOT
 from tests.test_coming_from import BLOCK
 
 pytestmark = pytest.mark.slow
+SUMS = {"3 + 8 =": "11", "9 + 4 =": "13", "7 + 5 =": "12", "6 + 8 =": "14"}
 BY_DIGITS = """def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     return min(1.0, sum(c.isdigit() for c in solution_str) / 4)
 """
@@ -31,11 +32,11 @@ def train(folder: Path, *options: str) -> list[dict[str, float]]:
     rows = [
         {
             "data_source": "sums",
-            "prompt": [{"role": "user", "content": f"{a} + {b} ="}],
-            "reward_model": {"style": "rule", "ground_truth": str(a + b)},
+            "prompt": [{"role": "user", "content": text}],
+            "reward_model": {"style": "rule", "ground_truth": result},
             "extra_info": {"index": i},
         }
-        for i, (a, b) in enumerate([(3, 8), (9, 4), (7, 5), (6, 8)])
+        for i, (text, result) in enumerate(SUMS.items())
     ]
     (folder / "tasks.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (folder / "score.py").write_text(BY_DIGITS)
@@ -91,6 +92,8 @@ def test_mode_trains_on_the_advantages_of_assign(tmp_path, mode):
         assert batch.agent_names == ("planner", "solver")
         assert np.isnan(batch.scores[1::2]).all()  # planners alone have scores
         assert np.std(batch.scores[::2]) > 0.05
+        assert {task.text: task.ground_truth for task in batch.tasks} == SUMS
+        assert list(batch.answers) == list(batch.responses[1::2])
         for name, value in {"mean": token_T.mean(), "max": token_T.max(), "min": token_T.min()}.items():
             assert verl_metrics[f"critic/advantages/{name}"] == pytest.approx(value, abs=1e-5)
         assert token_T.std() > 0.1

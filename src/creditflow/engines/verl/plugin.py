@@ -34,7 +34,8 @@ from creditflow.credit import Assignment, CreditOptions, assign
 from creditflow.credit.analysis.metrics import batch_stats
 from creditflow.credit.history import History
 from creditflow.credit.thresholds.base import Threshold
-from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
+from creditflow.data import Bools, Floats, Ints, Task, TrajectoryBatch
+from creditflow.data.trajectory import content_text
 from creditflow.errors import BatchError, ConfigError, InputError
 
 if TYPE_CHECKING:
@@ -388,15 +389,15 @@ class CreditMode:
             self._folder.append_metrics(self.global_steps, numbers(metrics))
 
     def _recorded(self, turns: Turns, where: Mapping[str, Any]) -> TrajectoryBatch:
-        """The batch with texts and tokens, and ids that are unique in the run.
+        """The batch with tasks, texts and tokens, and ids that are unique in the run.
 
-        The prompt of a turn is all text before it in its row.
+        The prompt of a turn is all text before it in its row. The answer is the last turn's response.
         """
         import transfer_queue as tq
 
         sampled = self.config.actor_rollout_ref.rollout.calculate_log_probs
         log_probs = "rollout_log_probs" if sampled else "old_log_probs"
-        data = tq.kv_batch_get(**where, select_fields=["prompts", "responses", log_probs])
+        data = tq.kv_batch_get(**where, select_fields=["prompts", "responses", log_probs, *_TASK])
         batch, (row_T, column_T) = turns.batch, turns.token_T
         prompts: list[str] = []
         responses: list[str] = []
@@ -413,15 +414,30 @@ class CreditMode:
             text = prompts[-1] + self.tokenizer.decode(response[begin:end])
         trajectory_ids = tuple(f"{self.global_steps:06d}-{n}" for n in range(batch.n_trajectories))
         places = zip(batch.trajectory_of_step.tolist(), batch.index_of_step.tolist(), strict=True)
+        last_N = np.searchsorted(batch.trajectory_of_step, np.arange(batch.n_trajectories), side="right") - 1
+        row_N = row_T[batch.token_offsets[last_N]].tolist()
         return replace(
             batch,
             trajectory_ids=trajectory_ids,
+            tasks=tuple(_task({name: data[name][row] for name in _TASK if name in data}) for row in row_N),
+            answers=tuple(responses[s] for s in last_N),
             step_ids=tuple(f"{trajectory_ids[n]}/{i}" for n, i in places),
             prompts=tuple(prompts),
             responses=tuple(responses),
             response_ids=data["responses"].to_padded_tensor(0).int().numpy()[turns.token_T],
             logprobs=data[log_probs].to_padded_tensor(0).double().numpy()[turns.token_T],
         )
+
+
+_TASK = ("data_source", "raw_prompt", "reward_model")
+"""Columns of verl's data set; a data set of the user's own may lack some."""
+
+
+def _task(columns: Mapping[str, Any]) -> Task:
+    messages = [(str(message["role"]), content_text(message["content"])) for message in columns.get("raw_prompt", ())]
+    truth = (columns.get("reward_model") or {}).get("ground_truth")
+    prompt = tuple({"role": role, "content": text} for role, text in messages)
+    return Task(str(columns.get("data_source")), prompt, json.loads(json.dumps(truth, default=str)))
 
 
 def run_folder(path: Path, config: Any, step: int) -> RunFolder:
