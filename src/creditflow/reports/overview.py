@@ -16,7 +16,7 @@ from creditflow.config import leaves
 from creditflow.config.algorithm import KEY, rule_options
 from creditflow.config.references import spelled_out
 from creditflow.credit.analysis.linter import idle_gate
-from creditflow.credit.records import UNKNOWN, CreditOptions
+from creditflow.credit.records import CreditOptions
 from creditflow.errors import DataError
 from creditflow.monitoring.catalog import Metric, Names, described
 from creditflow.monitoring.notices import failure_summary, idle_gate_summary, rollout_summary
@@ -78,9 +78,6 @@ def left_out(ledger: Ledger, index: Index) -> list[str]:
         f"no credit is shown for {files}: {reason}"
         for files, reason in _by_reason({row["n"]: "none was assigned, too many scores failed" for row in unassigned})
     ]
-    rules = [options.propagation for options in tuple(index.options.values())]
-    for rule in sorted({rule.name for rule in rules if rule.flow == UNKNOWN}):
-        sentences.append(f"graphs draw no credit on their lines: the `flow` of the rule {rule!r} is unknown")
     sentences += torn_lines(ledger.path)
     if (n_events := len(ledger.events())) > _EVENTS:
         sentences.append(f"the first {n_events - _EVENTS:,} of {n_events:,} guard events are left out")
