@@ -192,10 +192,7 @@ class Recorder:
         return next(reversed(self._too_long.values()), None)
 
     def expect_awaited(self, what: str, value: object, place: str = "") -> None:
-        """Raise ConfigError if a value is, contains or spells out a coroutine, which the workflow did not await.
-
-        Texts of the task, of system prompts and of responses may spell one out.
-        """
+        """Raise ConfigError if a value is or contains a coroutine, which the workflow did not await."""
         task, steps = self.trajectory.task, self.trajectory.steps
         systems = [spec.system for spec in self.agents.values()]
         responses = [step.response for step in steps]
