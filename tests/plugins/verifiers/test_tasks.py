@@ -3,6 +3,7 @@
 import importlib.util
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,8 +12,15 @@ from creditflow.config import load_recipe
 from creditflow.data.datasets import load_tasks, validation_files
 from creditflow.errors import ConfigError, DataError
 from creditflow.plugins.verifiers.tasks import parse_address
+from creditflow.plugins.verifiers.workflow import _reads
 
 MISSING = importlib.util.find_spec("verifiers") is None
+
+
+def test_hooks_that_read_a_variable_are_found() -> None:
+    read: list[Any] = [lambda a, b: a + b, lambda a: [a], lambda a: dict(**locals()), lambda a: lambda: a]
+    assert all(_reads(hook, "a") for hook in read)
+    assert not _reads(lambda a, b: {"a": b.a}, "a")
 
 
 def test_address_is_parsed_into_options() -> None:

@@ -34,7 +34,7 @@ def fill_from_verifiers(config: Config) -> None:
 
 
 def _functions(weights: dict[str, float]) -> list[RewardFunctionConfig]:
-    """The outcome, in the range of the declared weights, and each declared reward of positive weight as a part.
+    """The outcome, in the range of the declared weights, and each declared reward of weight 0 or more as a part.
 
     A part of negative weight would have to be low for a good trace: it counts in the outcome alone.
     """

@@ -232,15 +232,13 @@ def _needs_box(where: str, why: str) -> ConfigError:
 
 
 def _reads(function: Callable[..., Any], name: str) -> bool:
-    """Whether a function's code reads the variable `name`; True for one without code to look at."""
+    """Whether a function's code names the variable `name`, or reads all by `locals`; True for one without code."""
     code = getattr(getattr(function, "__wrapped__", function), "__code__", None)
-    code = code or getattr(getattr(function, "__func__", None), "__code__", None)
-    if code is None:
+    if code is None or "locals" in code.co_names:
         return True
-    return any(
-        instruction.argval == name and instruction.opname.startswith(("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE"))
-        for instruction in dis.get_instructions(code)
-    )
+    variables = [i.argval for i in dis.get_instructions(code) if i.opcode in (*dis.haslocal, *dis.hasfree)]
+    # Since Python 3.13, one instruction may load two variables.
+    return any(name in (loaded if isinstance(loaded, tuple) else (loaded,)) for loaded in variables)
 
 
 @contextmanager
