@@ -112,6 +112,7 @@ def test_gymnasium_address_has_options_and_limits():
         ("pettingzoo://test/api_test", "expected a family of atari, .*, got test"),
         ("pettingzoo://classic.tictactoe_v3", "expected family/name"),
         ("pettingzoo://classic/tictactoe_v3?parallel=true", "leave out parallel=true"),
+        ("pettingzoo://classic/rlcard_envs", "rlcard_envs' has no attribute 'env'$"),
         ("openenv://127.0.0.1:1?kind=txt", r"kind: expected text, number, json, got 'txt'.*did you mean 'text'"),
         ("openenv://127.0.0.1:1?sessions=0", "sessions: expected a whole number of 1 or more, got 0"),
         pytest.param("textarena://Nimm-v0", "did you mean", marks=NEEDS_TEXTARENA),

@@ -32,6 +32,8 @@ def test_training_and_validation_share_no_seed(seed, size, other):
     seeds = [{task.extra_info["seed"] for task in tasks} for tasks in (train, val)]
     assert [len(of_split) for of_split in seeds] == [size, size]
     assert not seeds[0] & seeds[1]
+    following = environment_tasks(f"gymnasium://A-v1?seed={seed + 1}&size={size}", KEY, "train")
+    assert not seeds[0] & {task.extra_info["seed"] for task in following}
 
 
 def test_addresses_are_loaded_among_other_files(tmp_path):
@@ -52,6 +54,7 @@ def test_addresses_are_loaded_among_other_files(tmp_path):
         ("gymnasium://A?size=0", "size: expected a whole number of 1 or more, got '0'"),
         ("gymnasium://A?size=999999999", "size: expected at most 10,000,000, got 999999999"),
         ("gymnasium://A?max_turns=-1", "max_turns: expected a whole number"),
+        ("gymnasium://A?slip=False", r"slip: expected JSON \(true, false, null\), got False"),
         ("gymnasium://A?illegal=randm", r"illegal: expected error or random, got 'randm'.*did you mean 'random'"),
     ],
 )

@@ -15,6 +15,9 @@ from pettingzoo.utils.env import AECEnv, ParallelEnv
 from creditflow.data import Task
 from creditflow.errors import AgentError, ConfigError, RewardError
 from creditflow.plugins import environments
+from creditflow.plugins.environments.adapters.gymnasium import GymnasiumEnvironment
+from creditflow.plugins.environments.adapters.spaces import legal_actions
+from creditflow.plugins.environments.base import View, plain
 from creditflow.plugins.environments.rewards import Returns, StepReward
 from creditflow.rollout import AgentSpec, Rollout, Scheduler, run_rollouts
 from creditflow.rollout.recorder import Sampling
@@ -90,6 +93,7 @@ def test_prompt_has_observation_and_legal_actions():
     assert "Legal actions: 1, 2, 3, 4, 5, 6, 7, 8." in client.prompts[1]
     assert "action_mask" not in client.prompts[1]
     assert "[[[" in client.prompts[0]
+    assert "..." not in plain(View(None, "go", np.zeros((19, 19, 17)), None, 0))
 
 
 def test_seats_may_share_an_agent_and_a_custom_prompt():
@@ -372,6 +376,15 @@ def test_mask_follows_the_action_spaces_start(said, earned):
     made = run_workflow(environments.gymnasium(lambda task: Numbered()), client, seats=["agent"])
     assert "Legal actions: 1, 3. Answer" in client.prompts[0]
     assert made.answer == (None if earned is None else json.dumps({"agent": earned}))
+
+
+def test_mask_lists_actions_of_discrete_spaces_only():
+    discrete, pairs = gymnasium.spaces.Discrete(300, start=1), gymnasium.spaces.MultiDiscrete([2, 2])
+    masks = [np.arange(300) % 100 == 7, np.zeros(300), None]
+    assert [legal_actions(discrete, mask) for mask in masks] == [(8, 108, 208), (), None]
+    assert legal_actions(pairs, (np.array([1, 0]), np.array([1, 1]))) is None
+    with pytest.raises(NotImplementedError):
+        GymnasiumEnvironment(None).draw(View(None, "agent", 0, (), 0), chance=None)
 
 
 def test_gymnasium_agent_crosses_the_frozen_lake():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -129,7 +130,7 @@ def _as_text(observation: Any) -> str:
     if isinstance(observation, Mapping):
         return "\n".join(f"{key}: {_as_text(value)}" for key, value in observation.items())
     if isinstance(observation, np.ndarray):
-        return np.array2string(observation, threshold=4096, max_line_width=200)
+        return np.array2string(observation, threshold=sys.maxsize, max_line_width=200)
     return str(observation)
 
 

@@ -1,6 +1,7 @@
 """Tasks of an environment, by an address: `textarena://TicTacToe-v0?players=2&size=500`.
 
 A task holds the address and a seed. Training seeds are odd and validation seeds even, so the two never share a start.
+Addresses with different values of `seed` share none either, if their sizes are equal.
 No environment is opened here: `creditflow.plugins.environments` runs the tasks.
 """
 
@@ -37,7 +38,7 @@ class EnvironmentAddress:
     size: int
     """Number of tasks."""
     seed: int
-    """Number of the first seed."""
+    """Number of the sample of starts: 0 has the first `size` seeds, 1 the next."""
     illegal: Illegal
     max_turns: int
     """Actions of all seats (rounds, if seats act at once) after which a rollout is cut short."""
@@ -56,7 +57,7 @@ def environment_tasks(text: str, key: str, split: str) -> list[Task]:
                 "index": index,
                 "split": split,
                 "environment": text,
-                "seed": 2 * (address.seed + index) + (0 if held_out else 1),
+                "seed": 2 * (address.seed * address.size + index) + (0 if held_out else 1),
             },
         )
         for index in range(address.size)
@@ -77,6 +78,8 @@ def parse_environment_address(text: str, key: str) -> EnvironmentAddress:
         raise DataError(
             f"{where}: illegal: expected error or random, got {illegal!r}{did_you_mean(illegal, get_args(Illegal))}"
         )
+    if literal := next((name for name, value in options.items() if value in ("True", "False", "None")), None):
+        raise DataError(f"{where}: {literal}: expected JSON (true, false, null), got {options[literal]}")
     return EnvironmentAddress(
         text=text,
         scheme=scheme,

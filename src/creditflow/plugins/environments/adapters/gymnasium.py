@@ -46,5 +46,5 @@ def open_address(address: EnvironmentAddress) -> TextEnvironment:
         adapter = GymnasiumEnvironment(gymnasium.make(address.name, **address.options))
     except Exception as error:  # the environment's own code checks its options, each in its own way
         raise ConfigError(f"{address.text}: {type(error).__name__}: {first_line(error)}") from error
-    expect_readable(adapter, address.text, adapter.seats)
+    expect_readable(adapter, address.text)
     return adapter

@@ -109,11 +109,11 @@ def open_address(address: EnvironmentAddress) -> TextEnvironment:
             raise ConfigError(f"{address.text}: PettingZoo has no module {module}") from error
         raise ConfigError(f"{address.text} needs {error.name}: {pip_install(f'pettingzoo[{family}]')}") from error
     except AttributeError as error:
-        raise ConfigError(f"{address.text}: {first_line(error)}; leave out parallel=true") from error
+        raise ConfigError(f"{address.text}: {first_line(error)}{at_once * '; leave out parallel=true'}") from error
     try:
         env = maker(**options)
     except Exception as error:  # the environment's own code checks its options, each in its own way
         raise ConfigError(f"{address.text}: {type(error).__name__}: {first_line(error)}") from error
     adapter = ParallelEnvironment(env) if at_once else AecEnvironment(env)
-    expect_readable(adapter, address.text, adapter.seats)
+    expect_readable(adapter, address.text)
     return adapter

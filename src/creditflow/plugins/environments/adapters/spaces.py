@@ -40,7 +40,7 @@ class SpaceEnvironment(TextEnvironment):
 
     def draw(self, view: View, chance: random.Random) -> Any:
         if view.legal is not None:
-            return chance.choice(view.legal)
+            return super().draw(view, chance)
         space = self.space(view.seat)
         space.seed(chance.getrandbits(31))
         drawn = space.sample()
@@ -72,22 +72,20 @@ def without_mask(observation: Any, info: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def legal_actions(space: Any, mask: Any) -> tuple[int, ...] | None:
-    """Return the actions that a mask allows; without a mask, those of a discrete space that is not too large."""
+    """Return the actions of a discrete space that a mask allows; without a mask, all unless the space is too large."""
     from gymnasium.spaces import Discrete
 
-    start = int(space.start) if isinstance(space, Discrete) else 0  # a mask counts from 0, as in Discrete.sample
-    if mask is not None:
-        return tuple((start + np.flatnonzero(mask)).tolist())
-    if not isinstance(space, Discrete) or space.n > MOST_LISTED:
+    if not isinstance(space, Discrete) or (mask is None and space.n > MOST_LISTED):
         return None
-    return tuple(range(start, start + int(space.n)))
+    allowed = np.arange(space.n) if mask is None else np.flatnonzero(mask)
+    return tuple((int(space.start) + allowed).tolist())  # a mask counts from 0, as in Discrete.sample
 
 
-def expect_readable(environment: SpaceEnvironment, text: str, seats: Sequence[str]) -> None:
+def expect_readable(environment: SpaceEnvironment, text: str) -> None:
     """Raise ConfigError if the default reading of replies gives no action of a seat's space."""
     from gymnasium.spaces import Discrete, Text
 
-    for seat in seats:
+    for seat in environment.seats:
         space = environment.space(seat)
         if not isinstance(space, Discrete | Text):
             raise ConfigError(

@@ -57,9 +57,6 @@ class TextArenaEnvironment(TextEnvironment):
         }
         return Turn(rewards={_seat(player): float(reward) for player, reward in rewards.items()}, faults=faults)
 
-    def show(self, view: View) -> str:
-        return str(view.observation)
-
     def read(self, text: str, view: View) -> str:
         """Return the reply as the move, shortened and without half surrogate pairs."""
         return text[:MOST_CHARACTERS].encode("utf-8", "replace").decode()
