@@ -38,10 +38,10 @@ def file(tmp_path: Path, model, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write_gguf(tmp_path / "models" / "tiny.gguf", model)
 
 
-def written(folder: Path, **changes) -> Path:
+def written(folder: Path, kind="Llama", extra=(), **changes) -> Path:
     """A tiny GGUF file with another tokenizer; a value of None removes the key."""
     tokenizer = {name: value for name, value in (TOKENIZER | changes).items() if value is not None}
-    return write_gguf(folder / "changed.gguf", tiny_model(), tokenizer=tokenizer)
+    return write_gguf(folder / "changed.gguf", tiny_model(kind), tokenizer=tokenizer, extra=dict(extra))
 
 
 @pytest.mark.parametrize("kind", ["Llama", "Qwen2"])
@@ -130,10 +130,12 @@ def test_special_tokens_follow_metadata_and_template(file, tmp_path) -> None:
     assert tokenizer.model_max_length == 64
 
 
-def test_begin_token_is_added_if_metadata_says_so(tmp_path) -> None:
-    convert(Source(written(tmp_path, add_bos_token=True)), tmp_path / "tiny")
+@pytest.mark.parametrize(("text", "id", "begin"), [("<|begin|>", 3, [3]), ("<a b: c>", 3, [3]), ("<|begin|>", 999, [])])
+def test_begin_token_is_added_if_metadata_says_so(text, id, begin, tmp_path) -> None:
+    tokens = [text if token == "<|begin|>" else token for token in TOKENIZER["tokens"]]
+    convert(Source(written(tmp_path, tokens=tokens, bos_token_id=id, add_bos_token=True)), tmp_path / "tiny")
     _, tokenizer = load_folder(tmp_path / "tiny", "causal", KEY)
-    assert tokenizer.convert_ids_to_tokens(tokenizer("a")["input_ids"]) == ["<|begin|>", "a"]
+    assert tokenizer("a")["input_ids"] == [*begin, tokens.index("a")]
 
 
 @pytest.mark.parametrize(
@@ -163,16 +165,18 @@ def test_unsupported_architecture_is_refused_with_the_list(tmp_path, model) -> N
     assert not (tmp_path / "out").exists()
 
 
-def test_tokenizer_that_transformers_replaces_is_refused(tmp_path) -> None:
-    file = write_gguf(tmp_path / "tiny.gguf", tiny_model("Qwen2"), tokenizer=TOKENIZER | {"pre": "gpt-2"})
-    with pytest.raises(ModelError, match=r"transformers loads the tokenizer as Qwen2Tokenizer, with other tokens for"):
-        convert(Source(file), tmp_path / "out")
-
-
-def test_scaled_rotary_embedding_is_refused(tmp_path, model) -> None:
-    file = write_gguf(tmp_path / "scaled.gguf", model, extra={"rope.scaling.type": "yarn"})
-    with pytest.raises(ModelError, match=r"rotary embedding is scaled \(llama.rope.scaling.type=yarn\)"):
-        convert(Source(file), tmp_path / "out")
+@pytest.mark.parametrize(
+    ("kind", "extra", "changes", "why"),
+    [
+        ("Qwen2", {}, {"pre": "gpt-2"}, r"transformers loads the tokenizer as Qwen2Tokenizer, with other tokens for"),
+        ("Llama", {"rope.scaling.type": "yarn"}, {}, r"rotary embedding is scaled \(llama.rope.scaling.type=yarn\)"),
+        ("Llama", {}, {"merges": None}, r"expected a tokenizer, got none \(tokenizer.ggml.merges is missing\)"),
+        ("Llama", {}, {"merges": [""]}, "tokenizer.ggml.merges: .*Token `` out of vocabulary"),
+    ],
+)
+def test_unusable_file_is_refused(kind, extra, changes, why, tmp_path) -> None:
+    with pytest.raises(ModelError, match=why):
+        convert(Source(written(tmp_path, kind, extra, **changes)), tmp_path / "out")
 
 
 def test_broken_file_is_refused(tmp_path, file) -> None:
@@ -181,6 +185,10 @@ def test_broken_file_is_refused(tmp_path, file) -> None:
         broken.write_bytes(content)
         with pytest.raises(ModelError, match="cannot be read as GGUF"):
             convert(Source(broken), tmp_path / "out")
+    empty = tiny_model()
+    empty.model.norm.weight = torch.nn.Parameter(torch.zeros(0))
+    with pytest.raises(ModelError, match="cannot be read as GGUF"):
+        convert(Source(write_gguf(tmp_path / "empty.gguf", empty)), tmp_path / "out")
 
 
 def test_remains_of_a_killed_conversion_are_removed(file, tmp_path, monkeypatch) -> None:

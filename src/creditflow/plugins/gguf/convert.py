@@ -106,7 +106,7 @@ def read_metadata(file: Path) -> dict[str, Any]:
         metadata = {name: entry.contents() for name, entry in reader.fields.items()}
         bits = {str(tensor.name): 8 * float(tensor.n_bytes) / int(tensor.n_elements) for tensor in reader.tensors}
         return {**metadata, "tensors": bits}
-    except (ValueError, LookupError, TypeError, OverflowError, AttributeError, OSError, MemoryError) as error:
+    except (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, OSError, MemoryError) as error:
         raise ModelError(f"{file} cannot be read as GGUF: {first_line(error)}") from error
 
 
@@ -121,7 +121,8 @@ def _expect_convertible(file: Path, metadata: Mapping[str, Any]) -> str:
             f"{file}: expected an architecture that transformers {transformers.__version__} reads from GGUF files "
             f"({', '.join(plain.values())}), got {architecture or 'none'!r}"
         )
-    if absent := [key for key in ("tokenizer.ggml.model", "tokenizer.ggml.tokens") if key not in metadata]:
+    names = ("model", "tokens", *["merges"] * (metadata.get("tokenizer.ggml.model") == "gpt2"))
+    if absent := [key for name in names if (key := f"tokenizer.ggml.{name}") not in metadata]:
         raise ModelError(f"{file}: expected a tokenizer, got none ({absent[0]} is missing)")
     ignored = sorted(_UNREAD.intersection(metadata["tensors"]))
     if architecture != "gpt-oss":

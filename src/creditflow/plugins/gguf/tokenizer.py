@@ -72,7 +72,7 @@ def byte_level_tokenizer(metadata: Mapping[str, Any], pre_tokenizer: Any) -> Any
     if len(vocabulary) < len(tokens):
         raise ModelError(f"tokenizer.ggml.tokens: expected {len(tokens)} different tokens, got {len(vocabulary)}")
     # A token is never empty, so the blank that separates the two parts of a merge is not its first letter.
-    pairs = [(merge[0] + merge[1:].partition(" ")[0], merge[1:].partition(" ")[2]) for merge in merges]
+    pairs = [(merge[:1] + merge[1:].partition(" ")[0], merge[1:].partition(" ")[2]) for merge in merges]
     pre = metadata.get("tokenizer.ggml.pre", "")
     try:
         # Bytes without a token of their own are dropped, as in llama.cpp and GPT-2.
@@ -105,11 +105,12 @@ def _add_begin(tokenizer: Any, metadata: Mapping[str, Any], *, default: bool) ->
     """Let `tokenizer` begin texts with the beginning-of-text token if the metadata has it set."""
     from tokenizers import processors
 
-    begin = metadata.get("tokenizer.ggml.bos_token_id")
+    begin = _special(metadata, "bos")
     if begin is not None and metadata.get("tokenizer.ggml.add_bos_token", default):
-        token = metadata["tokenizer.ggml.tokens"][begin]
+        # The template has a name for the token, whose text may contain blanks or colons.
+        named = {"id": "begin", "ids": [begin], "tokens": [metadata["tokenizer.ggml.tokens"][begin]]}
         tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{token}:0 $A:0", pair=f"{token}:0 $A:0 {token}:1 $B:1", special_tokens=[(token, begin)]
+            single="begin:0 $A:0", pair="begin:0 $A:0 begin:1 $B:1", special_tokens=[named]
         )
 
 
