@@ -79,6 +79,10 @@ def test_trl_responses_end_with_the_templates_turn(trained) -> None:
     assert trained["end_of_turn"]["clipped"] == pytest.approx(1 - sum(complete) / len(complete))
 
 
+def test_connections_to_frozen_models_close_with_each_batch(trained) -> None:
+    assert trained["end_of_turn"]["judged"] == [2 * 16, 2]
+
+
 def test_trl_trainer_refuses_unsupported_options(trained) -> None:
     loss, estimator, function, twice, agents = trained["refused"]
     assert "loss_type: expected dapo, bnpo, cispo, vespo, got 'grpo'" in loss

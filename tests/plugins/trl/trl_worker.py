@@ -4,6 +4,7 @@ import json
 import string
 import sys
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from creditflow.credit import assign
 from creditflow.engines.models.tiny import tiny_byte_model
 from creditflow.errors import ConfigError
 from creditflow.plugins.trl import CreditGRPOTrainer, _expect_tested
+from creditflow.rollout import AgentSpec, ChatReply, FrozenModel
 
 FOLDER = Path(sys.argv[1])
 TASKS = [{"prompt": [{"role": "user", "content": f"say {word}"}], "answer": word} for word in ("a", "bc", "d", "ef")]
@@ -274,21 +276,23 @@ def end_of_turn():
     trained = parts()
     tokenizer = trained["processing_class"]
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}<|user|>{% endfor %}"
-    replies = []
+    replies, judge = [], AsyncMock(FrozenModel, **{"chat.return_value": ChatReply("yes", "stop")})
 
     async def recorded(task, team):
         replies.append(await team.writer(task.text))
+        await team.judge(replies[-1])
         return replies[-1]
 
     trainer = CreditGRPOTrainer(
-        **trained, args=config(max_completion_length=64), workflow=recorded, agents={"writer": ""}, rewards=[right],
-        credit=NEUTRAL,
+        **trained, args=config(max_completion_length=64), workflow=recorded, rewards=[right], credit=NEUTRAL,
+        agents={"writer": "", "judge": AgentSpec(policy="judge")}, frozen={"judge": judge},
     )  # fmt: skip
     trainer.train()
     end = tokenizer.convert_tokens_to_ids("<|user|>")
     return {
         "ends": [end, tokenizer.eos_token_id],
         "responses": [reply.step.response_ids for reply in replies[:16]],
+        "judged": [judge.chat.await_count, judge.aclose.await_count],
         "clipped": trainer.state.log_history[0]["completions/clipped_ratio"],
     }
 

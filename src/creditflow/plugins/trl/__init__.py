@@ -102,9 +102,10 @@ class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         of `reward_funcs` and `get_reward`. `rewards`: reward functions, or names of ready-made ones. `agents`: system
         prompt or `AgentSpec` of each agent of the workflow. `credit`: options of credit; default: `CreditOptions()`.
         `sampling`: limits of a rollout; default: TRL's `max_completion_length` and `temperature`. `frozen`: models
-        behind an endpoint, by policy name. `run_folder`: a new folder for the ledger, which `creditflow why`, `report`
-        and `Ledger` read. `max_failed_frac`: largest share of failed rollouts in a batch, and of failed scores of a
-        function. `trl`: further arguments of GRPOTrainer, such as `args`, `train_dataset` and `environment_factory`.
+        behind an endpoint, by policy name; each batch ends with their `aclose`, if they have it. `run_folder`: a new
+        folder for the ledger, which `creditflow why`, `report` and `Ledger` read. `max_failed_frac`: largest share of
+        failed rollouts in a batch, and of failed scores of a function. `trl`: further arguments of GRPOTrainer, such as
+        `args`, `train_dataset` and `environment_factory`.
 
         Raises ConfigError for unsupported options, and for an untested version of TRL.
         """
@@ -211,7 +212,11 @@ class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     async def _roll_out(self, rollouts: Sequence[Rollout], workflow: Workflow) -> list[Trajectory]:
         """Run the team on the rollouts."""
         scheduler = Scheduler({**self._clients, **self._frozen}, max_num_seqs=len(rollouts))
-        trajectories = await run_rollouts(rollouts, workflow, self.agents, scheduler, self.sampling)
+        try:
+            trajectories = await run_rollouts(rollouts, workflow, self.agents, scheduler, self.sampling)
+        finally:  # the next batch runs on another event loop, with other connections
+            for close in filter(None, (getattr(client, "aclose", None) for client in self._frozen.values())):
+                await close()
         reasons = [str(trajectory.info.get("error")) for trajectory in trajectories if trajectory.status == "failed"]
         n_steps = sum(len(trajectory.steps) for trajectory in trajectories)
         expect_few_failed_rollouts(reasons, len(rollouts), n_steps, trajectories[0].info, self._max_failed_frac)
