@@ -81,8 +81,9 @@ def test_lines_of_several_files_join_only_by_id(tmp_path: Path) -> None:
         said = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": f"Hello from {name}."}]
         lines = [{"messages": said}, {"messages": said, "trajectory_id": "both"}]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    made = convert(read_spans([tmp_path / "a.jsonl", tmp_path / "b.jsonl"])).trajectories
-    assert [[step.response for step in trajectory.steps] for trajectory in made] == [
+    made = convert(read_spans([tmp_path / "a.jsonl", tmp_path / "b.jsonl"]))
+    assert made.mended == {}  # equal texts of two trajectories are two calls
+    assert [[step.response for step in trajectory.steps] for trajectory in made.trajectories] == [
         ["Hello from a."],
         ["Hello from a.", "Hello from b."],
         ["Hello from b."],
@@ -104,10 +105,12 @@ def test_conversation_reward_belongs_to_the_trajectory() -> None:
     assert all(step.scores == {} for step in trajectory.steps)
 
 
-def test_repeated_messages_count_once() -> None:
+@pytest.mark.parametrize("more", [{}, {"reward": 0.5}, {"tool_calls": None, "rewards": {"right": 1.0}}])
+def test_repeated_messages_count_once(more: dict[str, Any]) -> None:
     said = ("Plan it.", "First add.", "And then?", "Then halve.")
     talk = [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(said)]
-    made = convert(from_chat_log([{"session_id": "s", "messages": talk[:2]}, {"session_id": "s", "messages": talk}]))
+    first = {"session_id": "s", "messages": [talk[0], talk[1] | more]}
+    made = convert(from_chat_log([first, {"session_id": "s", "messages": talk}]))
     (trajectory,) = made.trajectories
     assert [step.response for step in trajectory.steps] == ["First add.", "Then halve."]
     assert [left.reason for left in made.left_out] == ["the same call as span 1.1"]

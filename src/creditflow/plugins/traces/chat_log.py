@@ -59,9 +59,10 @@ def _conversation(line: _Line, trajectory_id: str, number: int) -> Iterator[Span
         unread += _unread_rewards(message, number, is_response=place in answers)
     times, rewards = (time, time + _STRIDE - 1), _rewards(line, ())
     yield Span(trajectory_id, around, None, "conversation", *times, {}, unread=unread, rewards=rewards)
-    so_far = hashlib.sha256()
+    so_far = hashlib.sha256(trajectory_id.encode(errors="replace"))
     for place, message in enumerate(messages):
-        so_far.update((dumped(message) or f"{number}.{place}").encode(errors="replace"))
+        said = {key: value for key, value in message.items() if value is not None and key not in _REWARDS}
+        so_far.update((dumped(said) or f"{number}.{place}").encode(errors="replace"))
         if place in answers:
             own = {
                 "gen_ai.input.messages": messages[:place],
