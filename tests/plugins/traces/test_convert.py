@@ -348,9 +348,10 @@ def test_trajectories_split_by_trace_or_attribute() -> None:
     spans = [span("x", 0, 9, session="one"), call("a", 1, 2, "x"), span("y", 0, 9, session="two"), call("b", 3, 4, "y")]
     spans.append(call("c", 5, 6))
     assert len(one(spans).steps) == 3
+    spans += [replace(call(trace, 7, 8, session=""), trace=trace) for trace in "uv"]  # empty values are missing ones
     made = convert(spans, ConvertOptions(trajectory_by="session"))
     assert {trajectory.id: [step.info["span_id"] for step in trajectory.steps] for trajectory in made.trajectories} == {
-        "one": ["a"], "two": ["b"], "t": ["c"]}  # fmt: skip
+        "one": ["a"], "two": ["b"], "t": ["c"], "u": ["u"], "v": ["v"]}  # fmt: skip
 
 
 def test_trajectories_with_one_first_prompt_share_a_task() -> None:
@@ -359,6 +360,7 @@ def test_trajectories_with_one_first_prompt_share_a_task() -> None:
         trajectory.trace = str(number)
     first, second, third = convert(spans).trajectories
     assert first.uid == second.uid != third.uid
+    spans.append(replace(span("d", 0, 1, task=""), trace="2"))
     spans[2].attributes = {**spans[2].attributes, "task": "T"}
     assert convert(spans, ConvertOptions(uid_by="task")).trajectories[2].uid == "T"
 

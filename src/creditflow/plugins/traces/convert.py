@@ -146,14 +146,14 @@ def _linked(traces: Mapping[str, list[Span]]) -> dict[str, list[Span]]:
 
 
 def _inherited(spans: Sequence[Span], key: str) -> list[str | None]:
-    """[n] an attribute's value for each span: its own, the nearest enclosing span's, or its resource's."""
-    own = [span.attributes.get(key) for span in spans]
+    """[n] an attribute's value for each span: its own, the nearest enclosing span's, or its resource's.
+
+    An empty value counts as none.
+    """
+    own = [text_of(span.attributes.get(key)) or None for span in spans]
     tree = build_tree([span.id for span in spans], [span.parent for span in spans])
     values = zip(tree.inherited(own), spans, strict=True)
-    return [
-        None if (v := span.resource.get(key) if value is None else value) is None else text_of(v)
-        for value, span in values
-    ]
+    return [value or text_of(span.resource.get(key)) or None for value, span in values]
 
 
 _Seen = dict[tuple[str, str], str]
@@ -270,9 +270,8 @@ def _first_prompt(trajectory_spans: TrajectorySpans, chosen: Selection) -> Seque
 
 
 def _uid(trajectory_spans: TrajectorySpans, prompt: str, key: str) -> str:
-    if key and (named := next((value for value in _inherited(trajectory_spans.spans, key) if value is not None), None)):
-        return named
-    return hashlib.sha256(prompt.encode(errors="replace")).hexdigest()[:16]
+    named = next(filter(None, _inherited(trajectory_spans.spans, key)), "") if key else ""
+    return named or hashlib.sha256(prompt.encode(errors="replace")).hexdigest()[:16]
 
 
 def _pay(trajectory: Trajectory, rewards: Sequence[PlacedReward], options: ConvertOptions) -> list[PlacedReward]:
