@@ -183,6 +183,18 @@ def test_thinking_of_openllmetry_is_part_of_the_response() -> None:
     assert (found.response, found.info["finish_reason"]) == (f"{THOUGHT}\n{SAID}", "end_turn")
 
 
+@pytest.mark.parametrize("scope", ["", "opentelemetry.instrumentation.openai_agents"])
+def test_ascii_texts_are_read_as_any_others(scope: str) -> None:
+    called = "{'content': None, 'tool_calls': [{'function': {'name': 'f', 'arguments': '{}'}}]}"
+    attributes = {"gen_ai.completion.0.role": "assistant", "gen_ai.completion.0.content": called}
+    said = (("assistant" if scope else "thinking", called), ("assistant", "So."), ("user", "On."))
+    for n, (role, text) in enumerate(said):
+        attributes |= {f"gen_ai.prompt.{n}.role": role, f"gen_ai.prompt.{n}.content": text}
+    spans = [Span("t", "a", None, "", 1, 2, attributes | {"gen_ai.prompt.2.content": x}, scope=scope) for x in "eé"]
+    ascii_, other = (step(convert([span])) for span in spans)
+    assert (ascii_.prompt, ascii_.response) == (other.prompt.replace("é", "e"), other.response)
+
+
 def test_chunks_in_the_history_of_gemini_are_one_message() -> None:
     texts = [("user", "Go."), ("model", "It is mild "), ("model", "in Bern.")]
     contents = [{"role": role, "parts": [{"text": text}]} for role, text in texts]

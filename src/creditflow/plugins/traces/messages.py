@@ -322,8 +322,8 @@ def message_of(raw: Any, role: str, notes: Notes, *, nested: bool = False) -> Ch
     content = raw.get("content")
     if type(content) is str and OF_A_TEXT.issuperset(raw) and not (content.startswith(NOT_PLAIN) or notes.has_repr):
         role, reason = text_of(raw.get("role") or role), raw.get("finish_reason")
-        kind: Kind = "reasoning" if role == _THINKING else "text"
-        role = "assistant" if role == _THINKING else role
+        kind: Kind = "reasoning" if role == THINKING else "text"
+        role = "assistant" if role == THINKING else role
         return ChatMessage(role, [Part(kind, content)] if content else [], reason)
     message = filled(_unwrapped(raw, notes, nested=nested))
     content = next((message[key] for key in _CONTENTS if message.get(key) not in (None, "", [], ())), None)
@@ -353,7 +353,7 @@ def message_of(raw: Any, role: str, notes: Notes, *, nested: bool = False) -> Ch
     return ChatMessage(_role_of(message, role), parts, reason, "index" in raw, name)
 
 
-_THINKING = "thinking"
+THINKING = "thinking"
 """The role of OpenLLMetry's message of Anthropic's reasoning."""
 
 

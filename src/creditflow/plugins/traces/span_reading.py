@@ -23,6 +23,7 @@ from creditflow.plugins.traces.messages import (
     NOT_PLAIN,
     OF_A_TEXT,
     READERS,
+    THINKING,
     ChatMessage,
     Notes,
     Raw,
@@ -218,9 +219,9 @@ _ENDED_BY_LENGTH = ("length", "max_tokens", "max_output_tokens", "model_length",
 def _model_call(span: Span, names: _AttributeNames) -> ModelCall:
     attributes = span.attributes
     response_ids = _token_ids(names.first(attributes, "response_ids")) if names.present["response_ids"] else ()
-    is_spread = not (span.events or span.is_cut or names.whole)
+    is_spread = not (span.events or span.is_cut or names.whole or span.scope in _values("repr_scopes"))
     texts = _plain_texts(names.plain(attributes)) if is_spread and names.plain is not None else None
-    if texts is not None and texts[0]:
+    if texts is not None and texts[0] and attributes.get(names.response[0].get("role", "")) != THINKING:
         each = iter(texts)
         response = next(each)
         messages: list[Message] = [{"role": r or "user", "content": text} for r, text in zip(each, each, strict=True)]
@@ -253,7 +254,8 @@ def _plain_texts(values: Sequence[Any]) -> Sequence[str] | None:
             return None
     except TypeError:
         return None
-    is_chunked = values.count("model") > 1  # roles of Gemini's contents
+    # Chunks of Gemini's contents are joined, and so is Anthropic's reasoning with the text after it.
+    is_chunked = values.count("model") > 1 or THINKING in values
     return None if is_chunked or any(map(str.startswith, values, repeat(NOT_PLAIN))) else values
 
 
