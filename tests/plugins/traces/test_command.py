@@ -88,12 +88,14 @@ def test_foreign_parquet_file_is_refused(tmp_path: Path) -> None:
     assert "not of steps" in result.output
 
 
-def test_duplicate_trajectory_is_refused(tmp_path: Path) -> None:
-    one = tmp_path / "one.parquet"
-    assert convert(SOURCE, "-o", one).exit_code == 0
-    for sources in ([one, one], [one, SOURCE]):
+def test_duplicate_trajectory_is_refused_with_its_name_escaped(tmp_path: Path) -> None:
+    one, log = tmp_path / "one.parquet", tmp_path / "log.jsonl"
+    line = {"trajectory_id": "\x1b[2J", "request": {"messages": []}, "response": "Hi", "reward": {"\x1b[3J": 7}}
+    log.write_text(json.dumps(line))
+    assert "\n\\x1b[3J: expected" in convert(log, "-o", one).stdout
+    for sources in ([one, one], [one, log]):
         result = convert(*sources, "-o", tmp_path / "two.parquet")
-        assert (result.exit_code, "occurs twice; give each trajectory once" in result.output) == (2, True)
+        assert (result.exit_code, "trajectory \\x1b[2J occurs twice; give each" in result.stderr) == (2, True)
 
 
 def test_why_accepts_an_id_like_an_option(tmp_path: Path) -> None:

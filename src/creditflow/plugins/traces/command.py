@@ -25,7 +25,7 @@ from creditflow.errors import BatchError, DataError, InputError
 from creditflow.plugins import traces
 from creditflow.plugins.traces import Converted, ConvertOptions, Span, read_spans
 from creditflow.reports.tables import new_table, results_console, show
-from creditflow.reports.text import counted
+from creditflow.reports.text import counted, plain
 from creditflow.runs import RunFolder
 
 EXTRA = "traces"
@@ -90,7 +90,8 @@ def convert(
         raise DataError(f"{files}: nothing to write, no model call has become a step; {hint}")
     ids = Counter(trajectory.id for trajectory in trajectories)
     if repeated := [id for id, n in ids.items() if n > 1]:
-        raise DataError(f"{files}: trajectory {repeated[0]} occurs twice; give each trajectory once")
+        hint = "give each trajectory once; chat logs without ids: convert them together, or set trajectory_id"
+        raise DataError(f"{files}: trajectory {repeated[0]} occurs twice; {hint}")
     batch = TrajectoryBatch.from_trajectories(trajectories)
     write_named(out, partial(write_parquet, batch), "--out")
     console.print(f"written: {out}", soft_wrap=True)
@@ -186,7 +187,7 @@ def _print(converted: Converted) -> None:
     if values:
         show("rewards", new_table(("reward", "count", "mean", "failed"), _reward_rows(values)))
     for name, reason in {name: score.reason for name, score in scores if score.status != "ok"}.items():
-        console.print(f"{name}: {reason}", soft_wrap=True)
+        console.print(plain(f"{name}: {reason}"), soft_wrap=True)
     kinds = Counter(f"{record.what}: {record.reason.partition(' as span ')[0]}" for record in converted.left_out)
     for title, counts in (("left out", kinds), ("mended", converted.mended), ("passed over", converted.passed_over)):
         rows = counts.most_common(_MOST_ROWS)

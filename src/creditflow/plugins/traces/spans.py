@@ -1,7 +1,7 @@
 """Spans of a trace, read from OTLP (JSON, JSON lines, protobuf), OpenTelemetry objects or Agent Lightning's spans.
 
-Nothing is dropped here: a damaged span in a readable file keeps the fields that could be read. `meaning` interprets the
-attributes.
+Nothing is dropped here: a damaged span in a readable file keeps the fields that could be read. `span_reading`
+interprets the attributes.
 """
 
 from __future__ import annotations

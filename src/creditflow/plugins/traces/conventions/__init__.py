@@ -15,5 +15,5 @@ for convention in (*opentelemetry.CONVENTIONS, *products.CONVENTIONS):
 
 @cache
 def conventions() -> tuple[Convention, ...]:
-    """All conventions in order of precedence. Raises ConfigError for a wrong entry point."""
+    """All conventions in order of precedence. A wrong entry point is left out with a warning."""
     return tuple(sorted((convention for _, convention in CONVENTIONS.items()), key=lambda c: (c.precedence, c.name)))
