@@ -38,9 +38,13 @@ def test_recipe_extends_a_shipped_one_by_name(tmp_path):
 
 def test_files_of_an_extended_recipe_are_beside_it(tmp_path):
     (base := tmp_path / "base").mkdir()
+    prompt = "team.py: you are" + " not" * 1000 + " team.py:solve"
+    for folder in (base, tmp_path):
+        (folder / "saved").mkdir()
     (base / "base.yaml").write_text(
-        "team: {workflow: 'team.py:solve', agents: {solver: {system: notes.md}}}\n"
-        f"data: {{train_files: [tasks.jsonl, other.jsonl, {base}/tasks.jsonl]}}\n"
+        f"team: {{workflow: 'team.py:solve', agents: {{solver: {{system: '{prompt}'}}}}}}\n"
+        f"data: {{train_files: [tasks.jsonl, other.jsonl, {base}/tasks.jsonl, saved]}}\n"
+        "trainer: {experiment_name: tasks.jsonl}\n"
         "reward: {functions: [{fn: 'team.py:right'}, {fn: 'mine.py:right'}]}\n"
     )
     for name in ("team.py", "tasks.jsonl"):
@@ -50,10 +54,12 @@ def test_files_of_an_extended_recipe_are_beside_it(tmp_path):
     (tmp_path / "mine.yaml").write_text("extends: base/base.yaml\nteam: {agents: {critic: {system: team.py}}}\n")
     config = load_recipe(tmp_path / "mine.yaml").config
     assert config.team.workflow == f"{base}/team.py:solve"
-    assert config.data.train_files == [f"{base}/tasks.jsonl", "other.jsonl", f"{base}/tasks.jsonl"]
+    tasks = f"{base}/tasks.jsonl"
+    assert config.data.train_files == [tasks, "other.jsonl", tasks, f"{base}/saved"]
+    assert config.trainer.experiment_name == "tasks.jsonl"
     assert [entry.fn for entry in config.reward.functions] == [f"{base}/team.py:right", "mine.py:right"]
     assert {name: agent.system for name, agent in config.team.agents.items()} == {
-        "solver": "notes.md",
+        "solver": prompt,
         "critic": "team.py",
     }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import fields, replace
@@ -28,7 +27,7 @@ from creditflow.config.guard import default_rules
 from creditflow.config.plugins import workflow_source
 from creditflow.config.presets import KEY as PRESET
 from creditflow.config.presets import find_preset
-from creditflow.config.recipe import Config, Recipe
+from creditflow.config.recipe import Config, Recipe, absolute_paths
 from creditflow.config.rule_files import load_named_files
 from creditflow.config.sections import SUM_NORM
 from creditflow.config.validation import validate
@@ -327,22 +326,11 @@ def _layers(path: Path) -> list[dict[str, Any]]:
             raise ConfigError(f"{path}: expected a mapping of options at the top level")
         base = layer.pop("extends", None)
         if path.parent.resolve() != folder:
-            layer = _with_whole_paths(layer, path.parent.resolve())
+            layer = absolute_paths(layer, path.parent.resolve())  # the recipe's own folder is another one
         chain.insert(0, {str(key): value for key, value in layer.items()})
         if base is None:
             return chain
         path = find_recipe(str(base), path.parent)
-
-
-def _with_whole_paths(value: Any, folder: Path) -> Any:
-    """A base's values, with files in its folder named by whole paths: the recipe's own folder is another one."""
-    if isinstance(value, dict):
-        return {key: _with_whole_paths(part, folder) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_with_whole_paths(part, folder) for part in value]
-    file = value.partition(":")[0] if isinstance(value, str) else ""
-    found = Path(file).suffix and os.path.isfile(folder / file)  # noqa: PTH113 (the text may be longer than any path)
-    return f"{folder / file}{value[len(file) :]}" if found else value
 
 
 _ADDRESS = re.compile(r"(policies\.[^.=]+\.endpoint)=(https?://.*)")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -88,13 +90,13 @@ class Recipe:
         from omegaconf import OmegaConf
 
         # Escaped, so that resolved text is not interpolated again.
-        config = _with_texts(_absolute(self.to_dict(), self.folder), lambda text, key: text.replace("${", "\\${"))
+        config = _with_texts(absolute_paths(self.to_dict(), self.folder), lambda text, key: text.replace("${", "\\${"))
         config["trainer"]["default_local_dir"] = None  # a run of this recipe gets a new folder
         return str(OmegaConf.to_yaml(OmegaConf.create(config)))
 
     def absolute(self) -> Recipe:
         """Make relative paths and references absolute, so that they hold in any working directory."""
-        config = recipe_of_dict(_absolute(self.to_dict(), self.folder), self.name, self.folder).config
+        config = recipe_of_dict(absolute_paths(self.to_dict(), self.folder), self.name, self.folder).config
         return replace(self, config=config)
 
 
@@ -103,18 +105,21 @@ _MODEL_KEYS = ("path", "reference", "tokenizer")
 _DATA_KEYS = ("train_files", "val_files")
 
 
-def _absolute(value: Any, folder: Path) -> Any:
-    """Make the paths and `file.py:function` references in `value` that are relative to `folder` absolute.
+def absolute_paths(value: Any, folder: Path) -> Any:
+    """`value` with absolute paths: `file.py:function`, tasks under the `_DATA_KEYS`, models under the `_MODEL_KEYS`.
 
-    Model folders under the `_MODEL_KEYS`, too.
+    Models are relative to the working directory, others to `folder`, then to the working directory. A path that does
+    not exist stays as it is.
     """
 
     def changed(text: str, key: str) -> str:
-        file, colon, name = text.rpartition(":") if ".py:" in text else (text, "", "")
-        if colon or file.endswith((".parquet", ".jsonl")) or (text and key in _DATA_KEYS):
-            existing = next((path for path in (folder / file, Path(file)) if path.exists()), None)
-            return f"{existing.resolve()}{colon}{name}" if existing else text
-        if text and key in _MODEL_KEYS and (Path(text) / "config.json").is_file():
+        reference = re.fullmatch(r"(.+\.py):\w+", text)
+        file = reference[1] if reference else text
+        if reference or (text and key in _DATA_KEYS):
+            # Unlike Path, os.path raises no error for a text that is longer than any path.
+            existing = next((path for path in (folder / file, Path(file)) if os.path.exists(path)), None)  # noqa: PTH110
+            return f"{existing.resolve()}{text[len(file) :]}" if existing else text
+        if text and key in _MODEL_KEYS and os.path.isfile(Path(text, "config.json")):  # noqa: PTH113
             return str(Path(text).resolve())
         return text
 
