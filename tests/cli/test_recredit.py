@@ -153,7 +153,7 @@ def test_recredited_run_is_read_by_why_and_report(ledger: Ledger) -> None:
     ("override", "says"),
     [
         ("algorithm.gama=1", "expected an option of credit (did you mean 'gamma'?)"),
-        ("gamma", "gamma: expected an option of credit, as key=value"),
+        ("gamma", "gamma: expected key=value"),
         ("data.seed=1", "expected an option of credit"),
         ("group_by=ajar", "algorithm.group_by: expected one of task, task_agent, "),
         ("propagation=replay", "removed in 0.1: use `own`"),

@@ -3,7 +3,7 @@ import operator
 
 import pytest
 
-from creditflow.config import load_recipe, with_effect
+from creditflow.config import credit_overrides, load_recipe, with_effect
 from creditflow.errors import ConfigError
 
 MINIMAL = """
@@ -267,6 +267,15 @@ def test_former_name_of_a_rule_is_a_notice(recipe):
     loaded = load_recipe(recipe("algorithm: {propagation: none}"), ["algorithm.propagation.w_r=2"])
     assert loaded.config.algorithm.propagation == {"rule": "own", "w_r": 2}
     assert loaded.notices == ("algorithm.propagation: none is now called own",)
+
+
+def test_rule_and_its_option_are_set_in_any_order(recipe):
+    options, rule = ["propagation.theta=0.3", "propagation=threshold"], {"rule": "threshold", "theta": 0.3}
+    path = recipe("algorithm: {shadow: {propagation: {rule: own, w_r: 2}}}")
+    for order in (options, options[::-1]):
+        assert credit_overrides(order) == {"propagation": rule}
+        loaded = load_recipe(path, [f"algorithm.shadow.{option}" for option in order])
+        assert loaded.config.algorithm.shadow == {"propagation": rule}
 
 
 def test_guard_rule_on_gates_is_a_notice_without_gates(recipe):

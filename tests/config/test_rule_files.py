@@ -111,7 +111,7 @@ def test_recipe_holds_absolute_references(recipe: Path) -> None:
     algorithm = load_recipe(recipe, [*OURS, SHADOW]).config.algorithm
     assert algorithm.propagation == {"rule": f"{rules}:Halves"}
     assert algorithm.adv_estimator == f"{rules}:doubled"
-    assert algorithm.shadow == {"propagation": "own", "adv_estimator": f"{rules}:doubled"}
+    assert algorithm.shadow == {"propagation": {"rule": "own"}, "adv_estimator": f"{rules}:doubled"}
     config = load_recipe(recipe, GATED).config
     assert config.algorithm.propagation["theta"] == {"kind": f"{rules}:Steady", "level": 0.3}
     assert config.credit.propagation.make_threshold().theta("writer") == 0.3

@@ -120,7 +120,7 @@ def checked_rule(spec: str | Mapping[str, Any]) -> Rule:
 
 def rule_options(spec: Any) -> dict[str, Any]:
     """`{rule: NAME, option: value}` from a value of `algorithm.propagation`, with today's name of the rule."""
-    options = {RULE: spec} if isinstance(spec, str) else dict(spec or {})
+    options = dict(spec or {}) if spec is None or isinstance(spec, Mapping) else {RULE: spec}
     if isinstance(name := options.get(RULE), str):
         options[RULE] = RENAMED.get(name, name)
     return options

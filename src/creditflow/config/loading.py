@@ -143,6 +143,10 @@ def _resolved(layers: Sequence[dict[str, Any]], path: Path) -> tuple[dict[str, A
             section = layer.get("algorithm")
             taken = section if isinstance(section, dict) else {}
             choices.append({key: taken.pop(key) for key in CHOOSING if key in taken})
+            if isinstance(spec := _value(layer, _SHADOW), str | dict):  # replaces the options of another rule beneath
+                before = rule_options(_value(OmegaConf.to_container(merged), _SHADOW))  # type: ignore[arg-type]
+                _set(layer, _SHADOW, merge_options(before, rule_options(spec)))
+                OmegaConf.update(merged, _SHADOW, None)
             merged.merge_with(mergeable(layer, Config))
         # Beside the recipe's own values, so that interpolations in them are resolved.
         both = OmegaConf.merge(merged, {"choices_of_rules": choices})
@@ -150,6 +154,9 @@ def _resolved(layers: Sequence[dict[str, Any]], path: Path) -> tuple[dict[str, A
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key or path}: {first_line(error)}") from error
     return values, values.pop("choices_of_rules")
+
+
+_SHADOW = "algorithm.shadow.propagation"
 
 
 def _value(layer: Mapping[str, Any], key: str) -> Any:
@@ -162,7 +169,7 @@ def _value(layer: Mapping[str, Any], key: str) -> Any:
 
 def _former_names(layer: Mapping[str, Any]) -> list[str]:
     """Former names of rules in a layer."""
-    specs = [_value(layer, KEY), _value(layer, "algorithm.shadow.propagation")]
+    specs = [_value(layer, KEY), _value(layer, _SHADOW)]
     names = [spec.get(RULE) if isinstance(spec, dict) else spec for spec in specs]
     return [name for name in names if isinstance(name, str) and name in RENAMED]
 
@@ -270,13 +277,9 @@ def credit_overrides(overrides: Sequence[str]) -> dict[str, Any]:
             names = find_preset(value).options
             options |= {k.removeprefix("algorithm."): v for k, v in names.items() if k.startswith("algorithm.")}
             continue
-        if not equals:
-            raise ConfigError(f"{override}: expected an option of credit, as key=value")
-        made: Any = _dotlist([f"{key}={value}"])
-        before, after = options.get("propagation"), made.get("propagation")
-        if isinstance(after, dict) and before is not None:
-            made = {"propagation": merge_options(rule_options(before), after)}
-        options |= made
+        made = _dotlist([f"algorithm.{key}{equals}{value}"])["algorithm"]
+        before, after = (rule_options(layer.get("propagation")) for layer in (options, made))
+        options |= made | ({"propagation": merge_options(after | before, after)} if before and after else {})
     options = load_named_files(options, Path.cwd())
     expect_options(options)
     return options
@@ -334,7 +337,7 @@ def _layers(path: Path) -> list[dict[str, Any]]:
 
 
 _ADDRESS = re.compile(r"(policies\.[^.=]+\.endpoint)=(https?://.*)")
-_RULE = re.compile(rf"({re.escape(KEY)})=((?!null$)[A-Za-z].*)")
+_RULE = re.compile(r"(algorithm\.(?:shadow\.)?propagation)=((?!null$)[A-Za-z].*)")
 
 
 def _dotlist(overrides: Sequence[str]) -> dict[str, Any]:
