@@ -149,7 +149,13 @@ def test_unknown_key_names_the_nearest(recipe, override, nearest):
         ("actor_rollout_ref.actor.ppo_mini_batch_size=64", "ppo_mini_batch_size: expected at most .*16 tasks, got 64"),
         ("noequals", "noequals: expected key=value"),
         ("data.train_files=[", "not readable as YAML"),
-        ("team.workflow=${oops", "not readable as YAML"),
+        ("team.workflow=${oops", r"not readable as YAML: team.workflow: .*; write \\\${ for the text \${"),
+        ("team.workflow=${oops}", r"^team.workflow: Interpolation key 'oops' not found; write \\\${ for the text \${"),
+        ("recipe={1: 2}", "recipe.1: expected a text as the name, got 1; put it in quotes"),
+        ("policies={default: {}, small/solver: {}}", "policies.small/solver: expected letters, .* not `state`"),
+        ("policies={default: {}, ..: {}}", "policies...: expected letters"),
+        ("policies={default: {}, state: {}}", "policies.state: expected letters"),
+        ("algorithm.error_minimization=gae_lambda=7", "algorithm.lam: expected a number of .* at most 1, got 7"),
         (
             "reward.functions=[{fn: exact_match, agent_mach: x}]",
             r"unknown key 'reward.functions\[0\].agent_mach' \(did you mean 'reward.functions\[0\].agent_match'\?\)",
@@ -263,12 +269,6 @@ def test_override_of_the_rule_replaces_its_options(recipe, base, override, spec)
     assert load_recipe(record).config.algorithm == loaded.config.algorithm
 
 
-def test_former_name_of_a_rule_is_a_notice(recipe):
-    loaded = load_recipe(recipe("algorithm: {propagation: none}"), ["algorithm.propagation.w_r=2"])
-    assert loaded.config.algorithm.propagation == {"rule": "own", "w_r": 2}
-    assert loaded.notices == ("algorithm.propagation: none is now called own",)
-
-
 def test_rule_and_its_option_are_set_in_any_order(recipe):
     options, rule = ["propagation.theta=0.3", "propagation=threshold"], {"rule": "threshold", "theta": 0.3}
     path = recipe("algorithm: {shadow: {propagation: {rule: own, w_r: 2}}}")
@@ -276,6 +276,12 @@ def test_rule_and_its_option_are_set_in_any_order(recipe):
         assert credit_overrides(order) == {"propagation": rule}
         loaded = load_recipe(path, [f"algorithm.shadow.{option}" for option in order])
         assert loaded.config.algorithm.shadow == {"propagation": rule}
+
+
+def test_former_name_of_a_rule_is_a_notice(recipe):
+    loaded = load_recipe(recipe("algorithm: {propagation: none}"), ["algorithm.propagation.w_r=2"])
+    assert loaded.config.algorithm.propagation == {"rule": "own", "w_r": 2}
+    assert loaded.notices == ("algorithm.propagation: none is now called own",)
 
 
 def test_guard_rule_on_gates_is_a_notice_without_gates(recipe):

@@ -184,6 +184,9 @@ _UNKNOWN = {"extra_forbidden", "unexpected_keyword_argument", "invalid_key"}
 def _message(errors: Sequence[ErrorDetails], values: Any, root: Mapping[str, Any], key: str) -> str:
     """The message for the first error; an unknown key comes first, as it explains a missing one."""
     error = min(errors, key=lambda detail: detail["type"] not in _UNKNOWN)
+    if error["loc"][-1:] == ("[key]",) and not isinstance(error["input"], str):
+        place = ".".join(map(str, (*filter(None, [key]), *error["loc"][:-1])))
+        return f"{place}: expected a text as the name, got {error['input']!r}; put it in quotes"
     schema, path, value = root, key, values
     for name in error["loc"]:
         part = _part(schema, name, root)

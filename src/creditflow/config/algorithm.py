@@ -252,4 +252,4 @@ def with_lambda(section: AlgorithmKeys, is_set: bool) -> AlgorithmKeys:
         raise ConfigError(
             f"algorithm.error_minimization: means lam {lam}, but algorithm.lam is {section.options().lam}"
         )
-    return section.model_copy(update={"lam": lam, "error_minimization": None})
+    return checked(AlgorithmConfig, {**section.model_dump(), "lam": lam, "error_minimization": None}, "algorithm")

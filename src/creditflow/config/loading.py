@@ -152,7 +152,7 @@ def _resolved(layers: Sequence[dict[str, Any]], path: Path) -> tuple[dict[str, A
         both = OmegaConf.merge(merged, {"choices_of_rules": choices})
         values: Any = OmegaConf.to_container(both, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{error.full_key or path}: {first_line(error)}") from error
+        raise ConfigError(_yaml_fault(error)) from error
     return values, values.pop("choices_of_rules")
 
 
@@ -354,7 +354,7 @@ def _dotlist(overrides: Sequence[str]) -> dict[str, Any]:
         layer = OmegaConf.from_dotlist([_RULE.sub(rf"\1.{RULE}=\2", override) for override in spelled_out])
         return {str(key): value for key, value in OmegaConf.to_container(layer).items()}  # type: ignore[union-attr]
     except (yaml.YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(f"{' '.join(overrides)}: a value is not readable as YAML") from error
+        raise ConfigError(f"{' '.join(overrides)}: not readable as YAML: {_yaml_fault(error)}") from error
 
 
 def _spell_out_endpoints(keys: Any) -> None:
@@ -366,10 +366,15 @@ def _spell_out_endpoints(keys: Any) -> None:
 
 
 def _yaml_fault(error: Exception) -> str:
-    """The parser's message, with its line number if there is one."""
-    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-    place = f"line {mark.line + 1}: {problem}" if mark and problem else ""
-    return place or getattr(error, "strerror", "") or first_line(error)
+    """The parser's message, with its line or key if there is one, and the remedy for a text with `${`."""
+    from omegaconf.errors import GrammarParseError, InterpolationResolutionError
+
+    mark, problem, key = (getattr(error, name, None) for name in ("problem_mark", "problem", "full_key"))
+    place = f"line {mark.line + 1}: " if mark and problem else f"{key}: " if key else ""
+    remedy = (
+        "; write \\${ for the text ${" if isinstance(error, GrammarParseError | InterpolationResolutionError) else ""
+    )
+    return f"{place}{problem or getattr(error, 'strerror', '') or first_line(error)}{remedy}"
 
 
 def different_options(before: Any, now: Any, path: str = "") -> Iterator[str]:

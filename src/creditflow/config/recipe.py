@@ -42,7 +42,8 @@ class Config(Section):
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     reward: RewardConfig = RewardConfig()
     policies: dict[str, PolicyConfig] = Field(default_factory=dict)
-    """Default: one trained policy, `default`, with the model `actor_rollout_ref.model`."""
+    """Default: one trained policy, `default`, with the model `actor_rollout_ref.model`. Names have letters, digits,
+    `_`, `-` and `.`; checkpoints have folders of these names."""
     team: TeamConfig = TeamConfig()
     trainer: TrainerConfig = TrainerConfig()
     audit: AuditConfig = AuditConfig()

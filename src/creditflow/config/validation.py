@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from creditflow._utils.install import needs
 from creditflow._utils.sections import PluginSection, PolicySource
-from creditflow.config.presets import find_preset
 from creditflow.config.recipe import Config, optim_of, policies_in_use, trained_policies
 from creditflow.config.sections import DEFAULT_POLICY, SUM_NORM, AgentConfig, EndpointConfig, PolicyConfig
 from creditflow.errors import ConfigError, did_you_mean
@@ -17,8 +17,6 @@ from creditflow.rollout.endpoint import address_of, check_body, check_headers, v
 
 def validate(config: Config) -> None:
     """Check a recipe beyond the types and bounds of its fields. Raises ConfigError."""
-    if config.algorithm.preset is not None:
-        find_preset(config.algorithm.preset)
     config.algorithm.options().propagation.make_threshold(tuple(config.team.agents))
     _validate_training(config)
     _validate_agents(config.team.agents)
@@ -102,6 +100,11 @@ def _validate_policies(config: Config) -> None:
                 f"there is {', '.join(names)}"
             )
     for name, policy_config in config.policies.items():
+        if not re.fullmatch(r"\w[\w.-]*", name) or name == "state":
+            # A checkpoint has a folder of this name.
+            raise ConfigError(
+                f"policies.{name}: expected letters, digits, _, - or . (no - or . first), and not `state`"
+            )
         if name not in agents_of:
             raise ConfigError(
                 f"policies.{name}: no agent acts through it{did_you_mean(name, agents_of)}; name it as the policy of "
