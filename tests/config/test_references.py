@@ -74,7 +74,7 @@ def test_recorded_threshold_has_any_keys_and_no_theta() -> None:
         {"algorithm.propagation": 3},
         {"algorithm.propagation": {"/e.py:x": 3}},
         *({"algorithm.propagation": {"/e.py:x": RULE | part}} for part in ({"flow": "up"}, {"gated": "no"})),
-        *({"algorithm.propagation": {"/e.py:x": {"options": options}}} for options in (3, "decay", [3], ["spec"])),
+        *({"algorithm.propagation": {"/e.py:x": {"options": options}}} for options in (3, [3], ["spec"], ["class"])),
     ],
 )
 def test_properties_of_another_form_are_refused(wrong: object) -> None:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Any, Literal
 
-from pydantic import StrictBool, TypeAdapter, ValidationError
+from pydantic import StrictBool
 
+from creditflow._utils.sections import checked
 from creditflow.credit.records import (
     ADVANTAGE_ESTIMATORS,
     PROPAGATION_RULES,
@@ -128,37 +129,33 @@ def recall_properties(recorded: object) -> None:
 
     Such a rule or estimator can be explained. It assigns credit only after its file is loaded.
     """
-    try:
-        by_key = _RECORDED.validate_python(recorded)
-        for registry in REGISTRIES:
-            for reference, properties in by_key.get(registry.key, {}).items():
-                if is_file_reference(reference):
-                    registry.recall(reference, _entry(registry, reference, properties))
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"recorded properties: {place}: {first['msg']}") from error
+    by_key = checked(Recorded, recorded, "recorded properties")
+    for registry in REGISTRIES:
+        for reference, properties in by_key.get(registry.key, {}).items():
+            if is_file_reference(reference):
+                key = f"recorded properties: {reference}"
+                registry.recall(reference, _entry(registry, reference, properties, key))
 
 
-_RECORDED = TypeAdapter(Recorded)
-
-
-def _entry(registry: Registry[Any], reference: str, properties: Mapping[str, Any]) -> Any:
+def _entry(registry: Registry[Any], reference: str, properties: Mapping[str, Any], key: str) -> Any:
     def unloaded(*_: object) -> Any:
         raise ConfigError(f"{registry.key}: {reference}: its file is not loaded")
 
     if registry is PROPAGATION_RULES:
-        members: dict[str, Any] = vars(TypeAdapter(_RuleProperties).validate_python(properties))
-        expect_free_names(members["options"], f"recorded properties: {registry.key}")
+        members: dict[str, Any] = vars(checked(_RuleProperties, properties, key))
+        expect_free_names(members["options"], key)
         options = [(name, Any, field(default=None)) for name in members.pop("options")]
         # `explain` evaluates formulas, and a run may be of unknown origin
         formulas = {term: tuple(filter(_is_arithmetic, given)) for term, given in members["formulas"].items()}
         members |= {"formulas": lambda *_: formulas, "name": reference, "credit": unloaded, "make_threshold": unloaded}
-        return make_dataclass("RecordedRule", options, bases=(Rule,), namespace=members, frozen=True)
+        try:
+            return make_dataclass("RecordedRule", options, bases=(Rule,), namespace=members, frozen=True)
+        except TypeError as error:
+            raise ConfigError(f"{key}: {error}") from error
     if registry.record is None:
         return lambda team, **_: _UnloadedThreshold(unloaded)
-    flags = {name: properties[name] for name in _FLAGS if name in properties}
-    return TypeAdapter(registry.record).validate_python({**flags, "estimate": unloaded})
+    flags = checked(dict[str, StrictBool], {name: properties[name] for name in _FLAGS if name in properties}, key)
+    return registry.record(**flags, estimate=unloaded)
 
 
 @dataclass(slots=True)
