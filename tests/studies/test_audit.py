@@ -61,6 +61,7 @@ def test_audit_prints_decisions_and_fidelity_by_rule(run: Path, tmp_path: Path) 
     [
         (["--rule", ""], "--rule: expected the name of a rule, or options of credit, got nothing"),
         (["--rule", "gama=1"], "did you mean 'gamma'?"),
+        (["--rule", "propagation={rule: own, w_r: 1} gama=1"], "did you mean 'gamma'?"),
         (["--training-step", "7"], "expected a training step that is on record (1 to 2), got 7"),
     ],
 )

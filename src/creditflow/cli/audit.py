@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -139,8 +140,8 @@ def _rules(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
 
     rules: dict[str, dict[str, Any]] = {}
     for text in texts or compared_rules():
-        words = text.split()
-        if not words:
+        words = re.split(r"\s+(?=[\w.]+=)", text.strip())  # a value may have blanks, as `{rule: own, w_r: 2}` does
+        if not words[0]:
             raise ConfigError("--rule: expected the name of a rule, or options of credit, got nothing")
         names = words[:1] if "=" not in words[0] else []
         rules[text] = credit_overrides([f"propagation={name}" for name in names] + words[len(names) :])
