@@ -51,7 +51,7 @@ def test_template_passes_its_own_test(tmp_path: Path, monkeypatch: pytest.Monkey
     ("arguments", "message"),
     [
         (["full"], "NAME: full is not empty; name a new folder, or empty this one first"),
-        (["file"], "NAME: file is a file; name a new folder"),
+        (["file"], "NAME: file cannot be made: File exists"),
         (
             ["new", "--template", "chian"],
             "--template: expected one of chain, loop, router, tools, got 'chian' (did you mean 'chain'?)",

@@ -138,7 +138,9 @@ def test_licence_and_name_must_have_the_form_of_the_hub(run, tmp_path) -> None:
 
 
 def test_publish_refuses_a_taken_folder_and_missing_weights(run, tmp_path) -> None:
-    assert "exists already" in refused("publish", run, "--out", tmp_path)
+    (tmp_path / "file").touch()
+    assert "is not empty; name a new folder" in refused("publish", run, "--out", tmp_path)
+    assert "file cannot be made: File exists" in refused("publish", run, "--out", tmp_path / "file")
     bare = tmp_path / "bare"
     shutil.copytree(run, bare, ignore=shutil.ignore_patterns("checkpoints"))
     assert "expected a checkpoint, found none" in refused("publish", bare, "--out", tmp_path / "out")

@@ -141,7 +141,10 @@ def test_recredited_run_is_read_by_why_and_report(ledger: Ledger) -> None:
     assert creditflow("report", ledger.path, folder, "-o", folder.parent / "r.html").exit_code == 0
     assert different_settings(ledger.path, folder) == {"algorithm.propagation.w_o": [1.0, 0.5]}
     again = refused("recredit", ledger.path, "algorithm.propagation.w_o=0.5")
-    assert again == f"{folder} holds an assignment already; name another folder with -o"
+    assert again == f"-o: {folder} exists and is not an empty folder; name another one"
+    below = folder / "run.json" / "mine"
+    message = refused("recredit", ledger.path, "gamma=0.5", "-o", below)
+    assert message == f"-o: {below.with_name('.mine.part')} cannot be made: Not a directory"
     (folder.parent / "full").mkdir()
     (folder.parent / "full" / "kept.txt").write_text("mine")
     for name in ("full", "full/kept.txt"):

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from creditflow.errors import ConfigError
+from creditflow._utils.files import make_folder
+from creditflow.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
     from creditflow.config import Config
@@ -48,10 +49,19 @@ def comma_separated(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def expect_json_folder(file: Path | None) -> None:
-    """Raise ConfigError if the file of `--json` is a folder, or its folder is missing."""
-    if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
-        raise ConfigError(f"--json: expected a file in an existing folder, got {file}")
+def make_json_folder(file: Path | None) -> None:
+    """Make the folder of the file of `--json`. Raises InputError if that fails, or if the file is a folder."""
+    if file is not None:
+        if file.is_dir():
+            raise InputError(f"--json: {file} is a folder")
+        make_folder(file.parent, "--json")
+
+
+def make_new_folder(path: Path, key: str) -> None:
+    """Make the folder that the option `key` names. Raises InputError if that fails, or if it has files."""
+    make_folder(path, key)
+    if any(path.iterdir()):
+        raise InputError(f"{key}: {path} is not empty; name a new folder, or empty this one first")
 
 
 def credit_lines(config: Config) -> Iterator[str]:

@@ -16,7 +16,7 @@ import typer
 
 from creditflow._utils.files import make_folder, write_json
 from creditflow._utils.progress import Reporter
-from creditflow.cli._options import JsonFile, Run, expect_json_folder, number_option
+from creditflow.cli._options import JsonFile, Run, make_json_folder, number_option
 from creditflow.credit import Assignment
 from creditflow.engines.local.values import Share
 from creditflow.errors import ConfigError, InputError
@@ -75,7 +75,7 @@ def audit(
     )
     from creditflow.engines.local.fidelity import decision_candidates
 
-    expect_json_folder(json)
+    make_json_folder(json)
     reporter, ledger, rules = Reporter(), Ledger.open(run), _rules(rule or ())
     if ledger.run.get("engine") == "none":
         raise InputError(f"{run}: expected a run that creditflow trained; imported trajectories cannot be continued")
@@ -143,8 +143,7 @@ def _rules(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
         words = re.split(r"\s+(?=[\w.]+=)", text.strip())  # a value may have blanks, as `{rule: own, w_r: 2}` does
         if not words[0]:
             raise ConfigError("--rule: expected the name of a rule, or options of credit, got nothing")
-        names = words[:1] if "=" not in words[0] else []
-        rules[text] = credit_overrides([f"propagation={name}" for name in names] + words[len(names) :])
+        rules[text] = credit_overrides(words if "=" in words[0] else [f"propagation={words[0]}", *words[1:]])
     return rules
 
 

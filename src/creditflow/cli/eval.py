@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from creditflow._utils.files import make_folder
 from creditflow._utils.progress import Reporter
-from creditflow.cli._options import EngineName, JsonFile, Overrides, Recipe
-from creditflow.errors import InputError
+from creditflow.cli._options import EngineName, JsonFile, Overrides, Recipe, make_json_folder
 from creditflow.monitoring.notices import failure_text
 from creditflow.reports.tables import evaluation_table, show
 from creditflow.reports.text import counted
@@ -29,10 +27,7 @@ def eval(recipe: Recipe, overrides: Overrides = None, json: JsonFile = None, eng
 
         chosen = sampling_engine(find_engine(engine))
         components = build_components(loaded, training=False)
-    if json is not None:
-        if json.is_dir():
-            raise InputError(f"--json: {json} is a folder")
-        make_folder(json.parent, "--json")  # fails before the evaluation if the folder is not writable
+    make_json_folder(json)  # fails before the evaluation
     with reporter.bar("evaluation", keep=False):
         evaluation = chosen.evaluate(components, reporter)
     for function in components.rewards.take_report().functions:

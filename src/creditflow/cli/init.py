@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from creditflow.cli._options import make_new_folder
 from creditflow.errors import InputError, did_you_mean
 from creditflow.removed import removed_hint
 
@@ -33,10 +34,7 @@ def init(
     if template not in templates:
         hint = removed_hint(f"template {template}") or did_you_mean(template, templates)
         raise InputError(f"--template: expected one of {', '.join(templates)}, got {template!r}{hint}")
-    if name.exists() and not name.is_dir():
-        raise InputError(f"NAME: {name} is a file; name a new folder")
-    if name.is_dir() and any(name.iterdir()):
-        raise InputError(f"NAME: {name} is not empty; name a new folder, or empty this one first")
+    make_new_folder(name, "NAME")
     for source in (TEMPLATES / "_common", TEMPLATES / template):
         shutil.copytree(source, name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     recipe, folder = shlex.quote(str(name / "recipe.yaml")), shlex.quote(str(name))

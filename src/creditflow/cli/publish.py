@@ -13,7 +13,7 @@ import typer
 
 from creditflow._utils.files import make_whole
 from creditflow._utils.progress import Reporter
-from creditflow.cli._options import Run
+from creditflow.cli._options import Run, make_new_folder
 from creditflow.errors import InputError, first_line
 from creditflow.runs import Ledger
 
@@ -56,17 +56,13 @@ def publish(
     from creditflow.reports.model_card import PublishedPolicy, model_card
 
     ledger, out = Ledger.open(run), out or run / "published"
-    if out.exists():
-        raise InputError(f"--out: {out} exists already; name another folder, or remove it")
     if base_model is not None and not _HUB_NAME.fullmatch(base_model):
         raise InputError(f"--base-model: expected ORG/NAME, got {base_model!r}")
     if license is not None and not _LICENCE.fullmatch(license):
         raise InputError(f"--license: expected an identifier of the hub, such as apache-2.0, got {license!r}")
-    steps = saved_steps(run)
-    if not steps:
+    if not (steps := saved_steps(run)):
         raise InputError(f"{run}: expected a checkpoint, found none; trainer.save_freq saves them")
-    folders = model_folders(folder_of(run, steps[0]))
-    if not folders:
+    if not (folders := model_folders(folder_of(run, steps[0]))):
         raise InputError(f"{folder_of(run, steps[0])}: expected the weights of a model, found none")
     facts, policies = ledger.run, list[PublishedPolicy]()
     settings = dict(leaves(facts["config"])) if isinstance(facts.get("config"), dict) else {}
@@ -88,6 +84,7 @@ def publish(
             _copy(folder, place, policy.base)
         (target / "README.md").write_text(card, encoding="utf-8")
 
+    make_new_folder(out, "--out")
     reporter = Reporter()
     with reporter.bar("publish", announce=True, keep=False):
         make_whole(out, fill)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from creditflow._utils.files import make_folder
 from creditflow._utils.progress import Reporter
 from creditflow.cli._options import Run
 from creditflow.credit.analysis.difference import CreditChange, added, moved
@@ -53,12 +54,9 @@ def recredit(
         raise InputError(f"{run}: expected recorded training steps, found none")
     named = "".join(c if c.isalnum() or c in "=.-" else "_" for c in "_".join(settings) or "unchanged")[:100]
     out = (out or run / "recredited" / named).resolve()
-    if (out / "run.json").exists():
-        raise InputError(f"{out} holds an assignment already; name another folder with -o")
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise InputError(f"-o: {out} exists and is not an empty folder; name another one")
-    before: Any = ledger.run.get("changed")
-    before = before if isinstance(before, dict) else {}
+    before: Any = earlier if isinstance(earlier := ledger.run.get("changed"), dict) else {}
     rule = merge_options(rule_options(before.get("propagation")), rule_options(changed.get("propagation")))
     in_force = {**before, **changed} | ({"propagation": rule} if rule else {})
     facts = ledger.run | {"recredited_from": str(run.resolve()), "changed": in_force}
@@ -75,7 +73,8 @@ def recredit(
     try:
         with reporter.bar("recredit", len(ledger.steps)) as bar:
             for recorded, assignment in reassigned(ledger, changed):
-                if not partial.exists():  # created this late, so that invalid settings leave no folder
+                if not partial.exists():  # made this late, so that invalid settings leave no folder
+                    make_folder(partial, "-o")
                     target = RunFolder.create(partial, facts, config)
                 target.write_steps(recorded.step, recorded.batch, assignment)
                 if assignment is not None:

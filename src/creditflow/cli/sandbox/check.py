@@ -11,7 +11,7 @@ import typer
 
 from creditflow._utils.files import write_json
 from creditflow._utils.progress import Reporter
-from creditflow.cli._options import JsonFile, expect_json_folder
+from creditflow.cli._options import JsonFile, make_json_folder
 from creditflow.errors import InputError
 from creditflow.reports.tables import results_console
 from creditflow.sandbox import Sandbox, UnsafeSandboxWarning, open_sandbox
@@ -33,7 +33,7 @@ def check(
 
     A harmless program must work, and nine bounded attacks must fail. An escape does no lasting harm to the machine.
     """
-    expect_json_folder(json)
+    make_json_folder(json)
     options = dict(_option(text) for text in option or [])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnsafeSandboxWarning)  # the report is more specific than the warning
@@ -62,8 +62,8 @@ def _option(text: str) -> tuple[str, Any]:
     import yaml
 
     key, equals, value = text.partition("=")
-    if not (key and equals):
-        raise InputError(f"--option: expected KEY=VALUE, got {text!r}")
+    if key in ("", "backend") or not equals:  # --backend names the back end
+        raise InputError(f"--option: expected KEY=VALUE, an option or a limit of the back end, got {text!r}")
     try:
         return key, yaml.safe_load(value)
     except yaml.YAMLError as error:
