@@ -150,9 +150,9 @@ def test_unknown_step_or_run_is_refused_in_one_line(ledger: Ledger, tmp_path: Pa
     assert refused("why", ledger.path, "0-1-0-0/99") == (
         f"{ledger.path}: expected the id of a step, such as {example!r}; there is no '0-1-0-0/99'"
     )
-    assert refused("why", ledger.path, example, "--trajectory", "t") == (
-        "why: expected the id of a step or --trajectory T, got both"
-    )
+    for more in ([example], ["--json"], ["--token", 0], ["--exact"]):
+        message = refused("why", ledger.path, "--trajectory", "t", *more)
+        assert message == "--trajectory: takes neither STEP nor --token, --json or --exact"
     RunFolder.create(tmp_path, {}, "")
     assert refused("why", tmp_path, "0-1-0-0/0") == f"{tmp_path}: no training step is on record yet"
 

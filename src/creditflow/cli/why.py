@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from json import dumps as to_json
 from typing import Annotated
@@ -47,11 +48,13 @@ def why(
 
     Example: creditflow why runs/RUN
     """
-    if step is not None and trajectory is not None:
-        raise InputError("why: expected the id of a step or --trajectory T, got both")
+    if trajectory is not None and (step, token, json, exact) != (None, None, False, False):
+        raise InputError("--trajectory: takes neither STEP nor --token, --json or --exact")
     ledger = Ledger.open(run)
     if trajectory is not None:
-        _explain_trajectory(ledger, trajectory)
+        recorded = ledger.read(ledger.training_step_of(trajectory, "trajectory_id"))
+        n = recorded.batch.trajectory_ids.index(trajectory)
+        _print(ledger, list(trajectory_lines(recorded.assignment, recorded.batch, n, recorded.step)))
         return
     recorded = _newest(ledger) if step is None else ledger.read(ledger.training_step_of(step))
     if recorded.assignment is None:
@@ -65,19 +68,18 @@ def why(
         facts = {"training_step": recorded.step, "rule": recorded.assignment.options.propagation.spec()}
         print(to_json({**facts, "advantage": explanation.advantage, **asdict(explanation)}))
         return
-    head = step_head(recorded.assignment, s, recorded.step)
     token_lines = [] if explanation.token is None else [_token_line(recorded, s, explanation.token)]
-    learned = harmless_lines(explanation, recorded.assignment, s)
-    lines = [*head, *token_lines, *UNITS, "", *tree(explanation, exact=exact), "", *learned]
+    lines = [*step_head(recorded.assignment, s, recorded.step), *token_lines, *UNITS, ""]
+    lines += [*tree(explanation, exact=exact), "", *harmless_lines(explanation, recorded.assignment, s)]
     lines += terms(explanation, exact=exact)
     if step is None:
-        of = recorded.batch.trajectory_of_step[s]
+        trajectory, quoted = recorded.batch.trajectory_ids[recorded.batch.trajectory_of_step[s]], shlex.quote(str(run))
         lines[:0] = [*worth_a_look_lines(recorded.assignment, recorded.step), "", "the largest advantage, up or down:"]
         lines += [
             "",
-            f"explain another step:  creditflow why {run} STEP",
-            f"show its trajectory:   creditflow why {run} --trajectory {plain(recorded.batch.trajectory_ids[of])}",
-            f"see all trajectories:  creditflow view {run}",
+            f"explain another step:  creditflow why {quoted} STEP",
+            f"show its trajectory:   creditflow why {quoted} --trajectory {shlex.quote(plain(trajectory))}",
+            f"see all trajectories:  creditflow view {quoted}",
         ]
     _print(ledger, lines)
 
@@ -88,13 +90,6 @@ def _newest(ledger: Ledger) -> Recorded:
         if (recorded := ledger.read(training_step)).assignment is not None:
             return recorded
     raise InputError(f"{ledger.path}: expected a training step with assigned credit, found none")
-
-
-def _explain_trajectory(ledger: Ledger, trajectory: str) -> None:
-    """Print a trajectory, one line per step."""
-    recorded = ledger.read(ledger.training_step_of(trajectory, "trajectory_id"))
-    n = recorded.batch.trajectory_ids.index(trajectory)
-    _print(ledger, list(trajectory_lines(recorded.assignment, recorded.batch, n, recorded.step)))
 
 
 def _token_line(recorded: Recorded, s: int, token: int) -> str:
