@@ -141,6 +141,7 @@ def test_converted_verl_command_has_equal_options(tmp_path) -> None:
     assert (SAMPLES / "verl_command.yaml").read_text() == text
     words = shlex.split(command.replace("\\\n", " "))[3:]
     assert recipe_text(words) == text  # as a shell passes them
+    assert recipe_text(["# Ray's nodes\n" + command.replace("\\\n", "\\\n  # data.seed=1 \\\n", 1)]) == text
     (tmp_path / "big.yaml").write_text(text)
     recipe = load_recipe(tmp_path / "big.yaml")
     theirs, ours = verls_options(*words), configuration.compose(recipe, (), tmp_path / "run")

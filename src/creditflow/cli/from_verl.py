@@ -139,7 +139,8 @@ def _read(arguments: Sequence[str], verls_file: str) -> tuple[str, dict[str, Any
         from hydra.errors import HydraException
 
     try:
-        words = shlex.split(arguments[0].replace("\\\n", " ")) if len(arguments) == 1 else list(arguments)
+        # Without lines of comments, and with continued lines joined.
+        words = shlex.split(re.sub(r"(?m)^\s*#.*|\\\n", " ", arguments[0])) if len(arguments) == 1 else list(arguments)
     except ValueError as error:
         raise ConfigError(f"not readable as a shell reads it: {error}; close the quotes") from error
     if _PROGRAM not in words and "-m" in words:
