@@ -160,8 +160,12 @@ def test_dry_run_prints_only_verls_configuration(tmp_path):
 def test_dry_run_warns_of_missing_files(monkeypatch, tmp_path):
     engine = pytest.importorskip("creditflow.engines.verl.engine").VerlEngine
     monkeypatch.setattr(engine, "configuration", lambda *_: "")
-    (tmp_path / "score.py").touch()
-    functions = [{"fn": "score.py:one"}, {"fn": "my rewards/s.py:two"}, {"fn": "my rewards/s.py:three"}]
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for file in ("score.py", "here/mine.py"):
+        (tmp_path / file).touch()
+    names = ("score.py:one", "mine.py:one", "my rewards/s.py:two", "my rewards/s.py:three")
+    functions = [{"fn": name} for name in names]
     recipe = {"team": {"workflow": "team.py:solve", "agents": {"a": {}}}, "reward": {"functions": functions}}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     result = creditflow("train", tmp_path / "recipe.yaml", "--engine", "verl", "--dry-run")

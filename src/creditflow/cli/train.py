@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from pathlib import Path
@@ -66,8 +67,8 @@ def train(
         raise ConfigError(f"{'--dry-run' if dry_run else '--'}: is for verl's configuration; add --engine verl")
     if dry_run:
         print(chosen.configuration(loaded, options or (), reporter), end="")
-        references = re.findall(r'"([^"]+\.py):\w+"', json.dumps(loaded.to_dict(), ensure_ascii=False))
-        for file in dict.fromkeys(file for file in references if not (loaded.folder / file).exists()):
+        references = re.findall(r'"([^"]+\.py):\w+"', json.dumps(loaded.absolute().to_dict(), ensure_ascii=False))
+        for file in dict.fromkeys(file for file in references if not os.path.exists(file)):  # noqa: PTH110 (long texts)
             reporter.say(f"warning: {file}: the recipe names this file, and {loaded.folder.resolve()} has none")
         return
     expect_supported(loaded.config, chosen.name)
