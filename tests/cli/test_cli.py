@@ -265,12 +265,13 @@ def test_check_names_a_missing_outcome(here):
 
 
 def test_check_reports_failed_scores_and_exits_with_code_1(here):
-    (here / "broken.py").write_text("def g(trajectory):\n    raise KeyError('nothing there')\n")
+    (here / "broken.py").write_text("def g(trajectory):\n    raise ValueError('\\x1b[2Jnothing there')\n")
 
     result = creditflow("check", TOY, f"reward.functions=[{{fn: '{here}/broken.py:g'}}]")
 
     assert result.exit_code == 1
-    assert "nothing there" in result.stdout
+    assert r"\x1b[2Jnothing there" in result.stdout
+    assert "\x1b" not in result.stdout
     assert result.stderr.splitlines()[-1].startswith("error: training would stop")
 
 

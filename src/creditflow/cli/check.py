@@ -24,6 +24,7 @@ from creditflow.data import Trajectory, TrajectoryBatch
 from creditflow.errors import TooManyFailedScores
 from creditflow.monitoring.notices import failure_text, truncations
 from creditflow.reports.tables import new_table, results_console, show
+from creditflow.reports.text import plain
 from creditflow.rewards.manager import ScoringReport, expect_few_failures
 from creditflow.rewards.registry import RewardFunction, declared, leaves
 
@@ -84,7 +85,7 @@ def check(
     own = [rule for rule in guard.rules if rule.note and rules[rule.name] != defaults.get(rule.name)]
     warnings += [f"guard.rules.{rule.name} only warns: {rule.note}" for rule in own]
     for warning in warnings:
-        console.print(f"warning: {warning}", soft_wrap=True)
+        console.print(f"warning: {plain(warning)}", soft_wrap=True)
     if verbose:
         console.print("\nresolved configuration", style="bold")
         console.print(loaded.to_yaml(), soft_wrap=True)
