@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from creditflow.engines.base import Engine
     from creditflow.studies.comparison.arms import Arm
 
-_EVALUATED = ("data", "actor_rollout_ref.model", "actor_rollout_ref.rollout", "policies", "team", "reward", "recipe")
+_SAMPLER = ("actor_rollout_ref.model", "actor_rollout_ref.rollout", "trainer.device", "trainer.precision")
+_EVALUATED = ("data", "policies", "team", "reward", "recipe", *_SAMPLER)
 """Config keys that an evaluation before training depends on; arms that agree on them share one."""
 _UNCOMPARED = ("compare", "trainer.default_local_dir")
 """Config keys that may differ between an existing run and the requested one."""
