@@ -168,5 +168,7 @@ def test_rollout_runs_from_plan_to_answer_with_a_retry():
 
 def test_executor_has_a_bounded_number_of_turns():
     plan = "\n".join(f"{i}. Add {i}." for i in range(1, 30)).encode()
-    trajectory, _ = run_team(lambda prompt: plan if prompt.startswith("PLANNER") else b"1+1=2 bad")
+    trajectory, model = run_team(lambda prompt: plan if prompt.startswith("PLANNER") else b"1+1=2 bad")
+    assert model.prompts[-1].startswith("EXECUTOR")
+    assert "write the final answer" in model.prompts[-1]
     assert sum(step.agent == "executor" for step in trajectory.steps) == recipe("MAX_EXECUTOR_TURNS")

@@ -38,7 +38,7 @@ async def solve(task: Task, team: Team) -> str:
     for number, sub_step in enumerate(sub_steps, start=1):
         if turns_left == 0:
             break
-        last = number == len(sub_steps) or turns_left == 1
+        last = number == len(sub_steps) or turns_left <= 2  # a retry may take the other turn
         so_far = "\n".join(results) or "nothing yet"
         situation = f"Problem: {task.text}\n\nResults so far:\n{so_far}\n\nNow: {sub_step}"
         finish = " Then write the final answer on a line of its own: #### answer" if last else ""
