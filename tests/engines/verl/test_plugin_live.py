@@ -92,7 +92,7 @@ def test_mode_trains_on_the_advantages_of_assign(tmp_path, mode):
         assert batch.agent_names == ("planner", "solver")
         assert np.isnan(batch.scores[1::2]).all()  # planners alone have scores
         assert np.std(batch.scores[::2]) > 0.05
-        assert {task.text: task.ground_truth for task in batch.tasks} == SUMS
+        assert {task.text: task.ground_truth for task in batch.tasks}.items() <= SUMS.items()
         assert list(batch.answers) == list(batch.responses[1::2])
         for name, value in {"mean": token_T.mean(), "max": token_T.max(), "min": token_T.min()}.items():
             assert verl_metrics[f"critic/advantages/{name}"] == pytest.approx(value, abs=1e-5)
