@@ -6,17 +6,13 @@ REMOVED: dict[str, str] = {
     "actor_rollout_ref.rollout.overlap": "use verl's asynchronous modes: `-- trainer.v1.trainer_mode=colocate_async`",
     "algorithm.baseline": "leave it out; the baseline is the mean of the group",
     "algorithm.counterfactual_rollouts": "leave it out; `creditflow audit RUN` measures the values of single steps",
-    "algorithm.episode_weight": (
-        "write it as an option of the rule: `algorithm.propagation: {rule: irc, episode_weight: 0.3}`"
-    ),
+    "algorithm.episode_weight": "use `algorithm.propagation: {rule: irc, episode_weight: 0.3}`",
     "algorithm.gate": "leave it out; a gate is open or closed",
     "algorithm.gate_at": "leave it out; a gate acts on the credit that its step passes to its parents",
     "algorithm.gate_unscored": "leave it out; the gate of a step whose scoring failed is open",
     "algorithm.on_closed_gate=neutral": "use `cut`, the default",
     "algorithm.outcome_baseline": "leave it out; the baseline is that of the group",
-    "algorithm.outcome_to=auto": (
-        "leave it out; `posterior` contains the outcome, and the other rules pay it to all steps"
-    ),
+    "algorithm.outcome_to=auto": "leave it out; `posterior` contains the outcome, others pay it to all steps",
     "algorithm.prefix_features": "leave it out; the baseline is that of the group",
     "algorithm.preset=c3": "use `algorithm.propagation: own`; it had more signal than c3, and no more rollouts",
     "algorithm.preset=istar": "use `algorithm.propagation: own`; it had more signal than istar, and no reward model",
@@ -29,26 +25,16 @@ REMOVED: dict[str, str] = {
     "algorithm.score_model": "use `algorithm.propagation: {rule: calibrated, score_weight: fixed}`",
     "algorithm.score_weight": "use `algorithm.propagation: {rule: calibrated, w_m: 0}`",
     "algorithm.share": "leave it out; a step divides its credit evenly among its parents",
-    "algorithm.shared_reward": (
-        "write it as an option of the rule: `algorithm.propagation: {rule: identical, shared_reward: outcome}`"
-    ),
-    "algorithm.step_weight": (
-        "write it as an option of the rule: `algorithm.propagation: {rule: gigpo, step_weight: 1}`"
-    ),
-    "algorithm.sub_reward_origin": (
-        "write it as an option of the rule: `algorithm.propagation: {rule: own, sub_reward_origin: 0}`"
-    ),
+    "algorithm.shared_reward": "use `algorithm.propagation: {rule: identical, shared_reward: outcome}`",
+    "algorithm.step_weight": "use `algorithm.propagation: {rule: gigpo, step_weight: 1}`",
+    "algorithm.sub_reward_origin": "use `algorithm.propagation: {rule: own, sub_reward_origin: 0}`",
     "algorithm.tau": "leave it out; a gate is open or closed",
-    "algorithm.value_prior": (
-        "write it as an option of the rule: `algorithm.propagation: {rule: gagpo, value_prior: 1}`"
-    ),
-    "algorithm.w_m": "write it as an option of the rule: `algorithm.propagation: {rule: calibrated, w_m: 1}`",
-    "algorithm.w_o": "write it as an option of the rule: `algorithm.propagation: {rule: own, w_o: 1}`",
-    "algorithm.w_r": "write it as an option of the rule: `algorithm.propagation: {rule: own, w_r: 1}`",
+    "algorithm.value_prior": "use `algorithm.propagation: {rule: gagpo, value_prior: 1}`",
+    "algorithm.w_m": "use `algorithm.propagation: {rule: calibrated, w_m: 1}`",
+    "algorithm.w_o": "use `algorithm.propagation: {rule: own, w_o: 1}`",
+    "algorithm.w_r": "use `algorithm.propagation: {rule: own, w_r: 1}`",
     "argument judge.device": "leave it out; a judge has no model of its own",
-    "argument judge.path": (
-        "serve the model by `vllm serve` and set `endpoint`, or make it a frozen policy of the recipe and set `policy`"
-    ),
+    "argument judge.path": "serve it by `vllm serve` and set `endpoint`, or name a frozen policy in `policy`",
     "audit.max_decisions": "leave it out; `audit.max_token_frac` limits the decisions, of which there are at most 256",
     "creditflow calibrate": "compute it with SQL over `creditflow.runs.sql.connect(ledger)`",
     "creditflow diff": "use `creditflow report RUN RUN`; `creditflow recredit` prints how credit moves",
