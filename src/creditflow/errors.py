@@ -8,6 +8,7 @@ import errno
 import json
 from collections.abc import Iterable, Sequence
 from typing import Any
+from unicodedata import category
 
 
 class CreditflowError(Exception):
@@ -119,8 +120,9 @@ def first_line(error: BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    """A text for a terminal: characters that are neither printable nor newlines (escape sequences) are spelled out."""
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+    """A text for a terminal: control characters other than tabs and newlines are spelled out, as are surrogates."""
+    kept = (c in "\t\n" or category(c) not in ("Cc", "Cs") for c in text)
+    return "".join(c if keep else c.encode("unicode_escape").decode() for c, keep in zip(text, kept, strict=True))
 
 
 def json_fault(error: BaseException) -> str:

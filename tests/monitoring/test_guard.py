@@ -377,7 +377,6 @@ REFUSED = [
     (["guard.rules.entropy.widow=3"], "unknown key 'guard.rules.entropy.widow' .*'guard.rules.entropy.window'"),
     (["guard.rules.entropy.actoin=stop"], "unknown key 'guard.rules.entropy.actoin' .*'guard.rules.entropy.action'"),
     (["guard.rules.x={metrc: actor/entropy, below: 1}"], "unknown key 'guard.rules.x.metrc' .*'guard.rules.x.metric'"),
-    (["guard.rules.x={metric: reward/outcome/faild_frac, above: 0}"], "unknown metric .*'reward/outcome/failed_frac'"),
     (["guard.rules.entropy=3"], "guard.rules.entropy: expected metric"),
     (["guard.max_rollbacks=-1"], "guard.max_rollbacks"),
     (["guard.fallback.trainable=some"], "guard.fallback.trainable: expected one of all, lora"),

@@ -27,11 +27,12 @@ def cache_folder() -> Path:
 def write_whole(target: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a temporary file, then rename it to `target`; on an error `target` stays as it was.
 
-    A device, a pipe or a link (`/dev/stdout`) is written itself: a rename would replace it.
+    Devices and pipes are written in place: a rename would replace them. A link stays, and its file is replaced.
     """
-    if target.is_symlink() or (target.exists() and not target.is_file()):
+    if target.exists() and not target.is_file():
         write(target)
         return
+    target = target.resolve()
     aside = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         write(aside)

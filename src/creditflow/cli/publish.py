@@ -84,6 +84,7 @@ def publish(
             _copy(folder, place, policy.base)
         (target / "README.md").write_text(card, encoding="utf-8")
 
+    out = out.resolve()  # a link to a folder cannot be replaced
     make_new_folder(out, "--out")
     reporter = Reporter()
     with reporter.bar("publish", announce=True, keep=False):

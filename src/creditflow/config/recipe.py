@@ -91,13 +91,14 @@ class Recipe:
         from omegaconf import OmegaConf
 
         # Escaped, so that resolved text is not interpolated again.
-        config = _with_texts(absolute_paths(self.to_dict(), self.folder), lambda text, key: text.replace("${", "\\${"))
+        config = absolute_paths(self.to_dict(), self.folder, Path())
+        config = _with_texts(config, lambda text, key: text.replace("${", "\\${"))
         config["trainer"]["default_local_dir"] = None  # a run of this recipe gets a new folder
         return str(OmegaConf.to_yaml(OmegaConf.create(config)))
 
     def absolute(self) -> Recipe:
         """Make relative paths and references absolute, so that they hold in any working directory."""
-        config = recipe_of_dict(absolute_paths(self.to_dict(), self.folder), self.name, self.folder).config
+        config = recipe_of_dict(absolute_paths(self.to_dict(), self.folder, Path()), self.name, self.folder).config
         return replace(self, config=config)
 
 
@@ -106,11 +107,11 @@ _MODEL_KEYS = ("path", "reference", "tokenizer")
 _DATA_KEYS = ("train_files", "val_files")
 
 
-def absolute_paths(value: Any, folder: Path) -> Any:
-    """`value` with absolute paths: `file.py:function`, tasks under the `_DATA_KEYS`, models under the `_MODEL_KEYS`.
+def absolute_paths(value: Any, *folders: Path) -> Any:
+    """Make paths in `value` absolute: `file.py:function`, tasks under `_DATA_KEYS`, models under `_MODEL_KEYS`.
 
-    Models are relative to the working directory, others to `folder`, then to the working directory. A path that does
-    not exist stays as it is.
+    Models are relative to the working directory, others to the first of `folders` that has them. A path that does not
+    exist stays as it is.
     """
 
     def changed(text: str, key: str) -> str:
@@ -118,7 +119,7 @@ def absolute_paths(value: Any, folder: Path) -> Any:
         file = reference[1] if reference else text
         if reference or (text and key in _DATA_KEYS):
             # Unlike Path, os.path raises no error for a text that is longer than any path.
-            existing = next((path for path in (folder / file, Path(file)) if os.path.exists(path)), None)  # noqa: PTH110
+            existing = next((path for path in (folder / file for folder in folders) if os.path.exists(path)), None)  # noqa: PTH110
             return f"{existing.resolve()}{text[len(file) :]}" if existing else text
         if text and key in _MODEL_KEYS and os.path.isfile(Path(text, "config.json")):  # noqa: PTH113
             return str(Path(text).resolve())

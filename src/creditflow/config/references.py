@@ -85,7 +85,7 @@ def recorded_properties(options: CreditOptions) -> Recorded:
 
 
 def _is_arithmetic(formula: str) -> bool:
-    """Whether a formula has numbers, names and + - * / alone, and at most 200 characters."""
+    """Whether a formula uses only numbers, names and + - * /, in at most 200 characters."""
     try:
         nodes = list(ast.walk(ast.parse(formula, mode="eval"))) if len(formula) <= 200 else [None]
     except (SyntaxError, ValueError):
@@ -119,7 +119,9 @@ _FLAGS = tuple(f.name for f in fields(Estimator) if isinstance(f.default, bool))
 def _properties(registry: Registry[Any], reference: str, options: CreditOptions) -> dict[str, Any]:
     entry = registry[reference]
     if registry is PROPAGATION_RULES:
-        given = {"options": [f.name for f in fields(entry)], "formulas": options.propagation.formulas(options)}
+        place = f"{registry.key}: {reference}: formulas"
+        formulas = checked(dict[str, list[str]], options.propagation.formulas(options), place)
+        given = {"options": [f.name for f in fields(entry)], "formulas": formulas}
         return {f.name: given.get(f.name, getattr(entry, f.name, None)) for f in fields(_RuleProperties)}
     return {} if registry.record is None else {name: getattr(entry, name) for name in _FLAGS}
 
@@ -146,7 +148,7 @@ def _entry(registry: Registry[Any], reference: str, properties: Mapping[str, Any
         expect_free_names(members["options"], key)
         options = [(name, Any, field(default=None)) for name in members.pop("options")]
         # `explain` evaluates formulas, and a run may be of unknown origin
-        formulas = {term: tuple(filter(_is_arithmetic, given)) for term, given in members["formulas"].items()}
+        formulas = {term: tuple(filter(_is_arithmetic, texts)) for term, texts in members["formulas"].items()}
         members |= {"formulas": lambda *_: formulas, "name": reference, "credit": unloaded, "make_threshold": unloaded}
         try:
             return make_dataclass("RecordedRule", options, bases=(Rule,), namespace=members, frozen=True)

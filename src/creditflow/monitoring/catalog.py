@@ -7,7 +7,6 @@ several policies are trained, the metrics of an update are prefixed with the pol
 from __future__ import annotations
 
 import csv
-import difflib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -84,10 +83,6 @@ def described(name: str, names: Names) -> Metric | None:
 def expect_known(metric: str, names: Names, key: str) -> Metric:
     """The catalog entry of `metric`. Raises ConfigError with the nearest known name for an unknown metric."""
     entry = described(metric, names)
-    if entry is not None and entry.name.endswith("/<name>"):  # which also fits a misspelled name
-        shape, name = entry.name.removesuffix("<name>"), metric.rpartition("/")[2]
-        fixed = [row.name.removeprefix(shape) for row in all_metrics() if row.name.startswith(shape)]
-        entry = None if difflib.get_close_matches(name, fixed, cutoff=0.85) else entry
     if entry is None:
         raise ConfigError(f"{key}: unknown metric {metric!r}{did_you_mean(metric, _spelled_out(names))}")
     return entry

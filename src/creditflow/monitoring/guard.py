@@ -356,9 +356,12 @@ def _spec(name: str, entry: Any, folder: Path | None) -> RuleSpec | None:
     if not isinstance(entry, Mapping):
         raise ConfigError(f"{key}: expected metric, kind, action and more, or null, got {entry!r}")
     given = {option: value for option, value in entry.items() if value is not None}
+    own = {option: value for option, value in given.items() if option not in RuleOptions.model_fields}
+    common = {option: value for option, value in given.items() if option not in own}
     called = given.get("kind", "level")
     if is_reference(called):
         if folder is None:
+            checked(RuleOptions, common, key)
             return None
         kind = load_object(called, folder, f"{key}.kind")
     else:
@@ -366,12 +369,11 @@ def _spec(name: str, entry: Any, folder: Path | None) -> RuleSpec | None:
             kind = GUARD_RULES[called]
         except ConfigError as error:
             raise ConfigError(str(error).replace(GUARD_RULES.key, f"{key}.kind", 1)) from error
-    own = {option: value for option, value in given.items() if option not in RuleOptions.model_fields}
     if hasattr(kind, "__dataclass_fields__"):
         checked(options_model(kind, base=RuleOptions), given, key)
     elif callable(kind):
         expect_keywords(called, kind, own, key)
-    options = checked(RuleOptions, {option: given[option] for option in given if option not in own}, key)
+    options = checked(RuleOptions, common, key)
     if options.action == SET_THRESHOLD and options.to is None:
         raise ConfigError(f"{key}.to: expected a number from 0 to 1, which {SET_THRESHOLD} needs, got nothing")
     make = partial(_make, kind, called, own, key)

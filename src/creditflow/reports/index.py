@@ -153,7 +153,7 @@ class Index:
                 facts = {step: expect_readable(self.ledger.file(step)) for step in steps}
                 self._insert(list(steps))
             except self._errors() as error:
-                if self._is_own(error):
+                if self._is_index_error(error):
                     raise CreditflowError(f"the tables of the run cannot be written: {first_line(error)}") from error
                 if len(steps) == 1:
                     self.damaged |= steps
@@ -178,12 +178,11 @@ class Index:
 
         return (duckdb.Error, OSError, DataError)  # a damaged footer raises the plain duckdb.Error
 
-    def _is_own(self, error: Exception) -> bool:
-        """Whether an error is of the tables, as on a full disk, and not of a step file."""
+    def _is_index_error(self, error: Exception) -> bool:
+        """Whether an error comes from the index's own tables, as on a full disk, and not from a step file."""
         import duckdb
 
-        own = (duckdb.TransactionException, duckdb.OutOfMemoryException, duckdb.FatalException)
-        return isinstance(error, own) or self._aside.name in str(error)
+        return isinstance(error, duckdb.TransactionException | duckdb.FatalException) or self._aside.name in str(error)
 
     def _insert(self, steps: Sequence[int]) -> None:
         source = source_of([self.ledger.file(step) for step in steps], ", file_row_number = true")

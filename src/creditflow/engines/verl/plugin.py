@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
+from pydantic_core import to_jsonable_python
 
 from creditflow._utils.pins import difference
 from creditflow._utils.sections import Section, Share, Text, checked, expected
@@ -430,14 +431,17 @@ class CreditMode:
 
 
 _TASK = ("data_source", "raw_prompt", "reward_model")
-"""Columns of verl's data set; a data set of the user's own may lack some."""
+"""Columns of verl's data sets; a custom data set may lack some."""
 
 
 def _task(columns: Mapping[str, Any]) -> Task:
-    messages = [(str(message["role"]), content_text(message["content"])) for message in columns.get("raw_prompt", ())]
-    truth = (columns.get("reward_model") or {}).get("ground_truth")
-    prompt = tuple({"role": role, "content": text} for role, text in messages)
-    return Task(str(columns.get("data_source")), prompt, json.loads(json.dumps(truth, default=str)))
+    """The task of a row for the record, whatever the columns hold."""
+    plain = to_jsonable_python(dict(columns), fallback=lambda value: getattr(value, "tolist", value.__str__)())
+    messages, truth = plain.get("raw_prompt"), plain.get("reward_model")
+    messages = [message for message in messages if isinstance(message, dict)] if isinstance(messages, list) else []
+    prompt = [{"role": str(of.get("role")), "content": content_text(of.get("content"))} for of in messages]
+    truth = truth.get("ground_truth") if isinstance(truth, dict) else None
+    return Task(str(plain.get("data_source", "")), tuple(prompt), truth)
 
 
 def run_folder(path: Path, config: Any, step: int) -> RunFolder:
