@@ -207,7 +207,7 @@ def test_repeated_ids_are_refused(ids):
     for trajectory in given:
         trajectory.steps[0].trajectory_id, trajectory.steps[0].id = "one", "s"
     repeated = "step 's' of trajectory 'one'" if "two" in ids else "trajectory 'one'"
-    with pytest.raises(ConfigError, match=f"^trajectories: expected ids of their own, got {repeated} twice$"):
+    with pytest.raises(ConfigError, match=f"^trajectories: expected unique ids, got {repeated} twice$"):
         check_reward_function(plain, given)
 
 

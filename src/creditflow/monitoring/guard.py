@@ -358,25 +358,25 @@ def _spec(name: str, entry: Any, folder: Path | None) -> RuleSpec | None:
     given = {option: value for option, value in entry.items() if value is not None}
     own = {option: value for option, value in given.items() if option not in RuleOptions.model_fields}
     common = {option: value for option, value in given.items() if option not in own}
-    called = given.get("kind", "level")
-    if is_reference(called):
+    kind_name = given.get("kind", "level")
+    if is_reference(kind_name):
         if folder is None:
             checked(RuleOptions, common, key)
             return None
-        kind = load_object(called, folder, f"{key}.kind")
+        kind = load_object(kind_name, folder, f"{key}.kind")
     else:
         try:
-            kind = GUARD_RULES[called]
+            kind = GUARD_RULES[kind_name]
         except ConfigError as error:
             raise ConfigError(str(error).replace(GUARD_RULES.key, f"{key}.kind", 1)) from error
     if hasattr(kind, "__dataclass_fields__"):
         checked(options_model(kind, base=RuleOptions), given, key)
     elif callable(kind):
-        expect_keywords(called, kind, own, key)
+        expect_keywords(kind_name, kind, own, key)
     options = checked(RuleOptions, common, key)
     if options.action == SET_THRESHOLD and options.to is None:
         raise ConfigError(f"{key}.to: expected a number from 0 to 1, which {SET_THRESHOLD} needs, got nothing")
-    make = partial(_make, kind, called, own, key)
+    make = partial(_make, kind, kind_name, own, key)
     return RuleSpec.model_construct(**dict(options), name=name, make=make, limit=getattr(make(), "limit", None))
 
 

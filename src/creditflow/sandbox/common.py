@@ -82,10 +82,10 @@ class Box(ABC):
         with self._lock:
             files = {**self._files, path: content}
             folders = {str(folder) for name in files for folder in PurePosixPath(name).parents}
-            if both := folders & files.keys():
-                raise ValueError(f"{path!r}: {min(both)!r} cannot be both a file and a folder")
-            made = len(files) + len(folders) - 1  # without the working folder
-            if made > self._limits.files or sum(map(len, files.values())) > self._limits.disk_mb * MB:
+            if clashes := folders & files.keys():
+                raise ValueError(f"{path!r}: {min(clashes)!r} cannot be both a file and a folder")
+            inodes = len(files) + len(folders) - 1  # without the working folder
+            if inodes > self._limits.files or sum(map(len, files.values())) > self._limits.disk_mb * MB:
                 most = f"{self._limits.files} files and folders, and {self._limits.disk_mb} MB"
                 raise SandboxError(f"{path!r}: a run may have {most} in all")
             self._files = files

@@ -140,7 +140,7 @@ def check_reward_function(
         raise ConfigError(f"skip: expected names of checks ({', '.join(CHECKS)}), got {unknown[0]!r}{hint}")
     places = Counter(each for t in case.inputs for each in (_where(t), *map(_where, t.steps)))
     if repeated := [place for place, n in places.items() if n > 1]:
-        raise ConfigError(f"trajectories: expected ids of their own, got {repeated[0]} twice")
+        raise ConfigError(f"trajectories: expected unique ids, got {repeated[0]} twice")
     left_out = {*skip} if deterministic else {*skip, is_deterministic.__name__}
     passed, failures = list[str](), list[FailedCheck]()
     for name, check in CHECKS.items():
