@@ -59,6 +59,7 @@ MEASURES = (
 )
 PACKAGES = ("creditflow", "torch", "transformers", "numpy", "numba")
 PAGE, COMMAND = ROOT / "docs" / "benchmarks" / "which_credit.md", "python -m benchmarks.which_credit"
+README, HEADLINE = ROOT / "README.md", f"{COMMAND}, the default"
 KEPT, WORK = RESULTS / "which_credit", ROOT / "runs" / "which_credit"
 SCORE, EVALUATIONS = METRICS[0], 3
 """A run's score is the mean pass@1 of this number of last evaluations."""
@@ -484,6 +485,15 @@ def study_lines(name: str) -> list[str]:
     return table_lines(rows(Board(name, STUDIES[name])))
 
 
+def headline() -> list[str]:
+    """The table of the README, from the committed lines of `small`: pass@1 of `grpo` and the default by case."""
+    arms = {row.arm: row for row in rows(Board("small", STUDIES["small"]))}
+    above = arms[OWN].above[GRPO]
+    means = {f"`{of}`": [f"{100 * arms[of].means[SCORE][case]:.1f}" for case in above] for of in (GRPO, OWN)}
+    lines = {"pass@1, %": above, "---": ["---"] * len(above), **means, "difference": map(_points, above.values())}
+    return [_line(name, *cells) for name, cells in lines.items()]
+
+
 def report(boards: Sequence[Board]) -> int:
     """Print the tables of all studies and write the result file; 1 if `own` does not beat `grpo`."""
     figures, facts = list[Figure](), dict[str, Any]()
@@ -507,6 +517,7 @@ def report(boards: Sequence[Board]) -> int:
                         figures.append(Figure(f"{what}, lower end", 100 * one.low, 0.0, unit="points"))
     if not figures:
         return int(show([]))
+    fill_page(README, HEADLINE, headline())
     short = show(figures)
     write("which_credit", figures, PACKAGES, measured_by(commit_of), {"studies": facts})
     return int(short)

@@ -40,7 +40,8 @@ MADE, MADE_END, MADE_BY = "<!-- made by", "<!-- to here -->", re.compile(r"<!-- 
 
 
 TABLES: Mapping[str, Callable[[], list[str]]] = {
-    f"{which_credit.COMMAND}, {name}": partial(which_credit.study_lines, name) for name in STUDIES
+    **{f"{which_credit.COMMAND}, {name}": partial(which_credit.study_lines, name) for name in STUDIES},
+    which_credit.HEADLINE: which_credit.headline,
 }
 """The generated tables that are compared with their results as a whole, by command. Others are checked by number."""
 

@@ -282,8 +282,13 @@ def test_report_writes_each_difference_and_the_default(
 ) -> None:
     written: dict[str, Any] = {}
     page = tmp_path / "page.md"
-    page.write_text(f"<!-- made by `{which_credit.COMMAND}, test` -->\n<!-- to here -->\n")
+    marks = [
+        f"<!-- made by `{of}` -->\n<!-- to here -->\n"
+        for of in (f"{which_credit.COMMAND}, test", which_credit.HEADLINE)
+    ]
+    page.write_text("".join(marks))
     monkeypatch.setattr(which_credit, "PAGE", page)
+    monkeypatch.setattr(which_credit, "README", page)
     monkeypatch.setattr(
         which_credit,
         "write",
@@ -303,7 +308,8 @@ def test_report_writes_each_difference_and_the_default(
         "pass@1, own - grpo, mean, lower end",
         "pass@1, grpo - own, mean",
     ]
-    assert page.read_text().splitlines()[1:-1] == table_lines(rows(board))
+    made = page.read_text().split("<!-- to here -->\n")
+    assert [text.splitlines()[1:] for text in made[:2]] == [table_lines(rows(board)), which_credit.headline()]
     assert "default by the criterion: own" in capsys.readouterr().out
 
 
