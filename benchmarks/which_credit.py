@@ -88,6 +88,11 @@ class Run:
     def settings_hash(self) -> str:
         return _digest(self.recipe, self.settings)
 
+    @property
+    def config_hash(self) -> str:
+        """The hash of all options, defaults and those of presets included."""
+        return _digest(load_recipe(self.recipe, [*self.settings, "trainer.default_local_dir=run"]).to_dict())
+
     def train(self, facts: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         """Train in `folder`, and return the run's line."""
         from creditflow._utils.progress import Reporter
@@ -108,6 +113,7 @@ class Run:
             "processor_s": round(time.process_time() - processor_s),
             "wall_s": round(time.monotonic() - began),
             "settings": self.settings_hash,
+            "config": self.config_hash,
             "weights": weights,
             **facts,
         }
@@ -164,11 +170,6 @@ COMPARED = ("case", "seed", "weights", *MACHINE)
 """The facts in which comparable runs agree. Equal code has an equal hash under any commit."""
 
 
-def comparable(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    """Whether the lines of two runs differ in their arm alone."""
-    return not _differing(a, b, COMPARED)
-
-
 def _differing(a: Mapping[str, Any], b: Mapping[str, Any], names: Sequence[str]) -> list[str]:
     return [f"{name}: {a.get(name)}, {b.get(name)}" for name in names if a.get(name) != b.get(name)]
 
@@ -188,20 +189,31 @@ class Board:
         return self.kept / self.name / f"seed{seed}.jsonl"
 
     def lines(self, seed: int) -> dict[tuple[str, str, str], dict[str, Any]]:
-        """The finished runs of a block by case, arm and rate."""
-        file = self.file(seed)
-        lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-        return {(line["case"], line["arm"], line["rate"]): line for line in lines}
+        """The finished runs of a block by case, arm and rate.
+
+        Raises ValueError for a line that is damaged, repeated, or not of a run of this block.
+        """
+        file, lines = self.file(seed), dict[tuple[str, str, str], dict[str, Any]]()
+        for number, text in enumerate(file.read_text().splitlines() if file.exists() else [], 1):
+            try:
+                line = json.loads(text)
+                key = line["case"], line["arm"], line["rate"]
+                run = self.run(*key, seed)
+            except (ValueError, LookupError) as error:
+                raise ValueError(f"{file}:{number}: not a run of {self.name}: {error!r}") from error
+            if differing := _differing(line, {"seed": seed, "settings": run.settings_hash}, ("seed", "settings")):
+                raise ValueError(f"{file}:{number}: {'; '.join(differing)}; remove the line, or restore its study")
+            if key in lines:
+                raise ValueError(f"{file}:{number}: another line has this case, arm and rate")
+            lines[key] = line
+        return lines
 
     def keep(self, line: Mapping[str, Any]) -> None:
-        """Add a line to its block, or replace it.
-
-        Raises ValueError if an arm of the same case had other weights on the same machine with the same code.
-        """
+        """Add a line to its block. Raises ValueError if an arm of the same case had other weights."""
         lines = self.lines(line["seed"])
         lines[line["case"], line["arm"], line["rate"]] = dict(line)
         for other in lines.values():
-            if not _differing(other, line, ("case", *MACHINE)) and other["weights"] != line["weights"]:
+            if other["case"] == line["case"] and other["weights"] != line["weights"]:
                 raise ValueError(f"{self.file(line['seed'])}: {other['arm']} and {line['arm']} have other weights")
         file = self.file(line["seed"])
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -220,7 +232,7 @@ class Board:
     def missing(self, runs: Sequence[Run]) -> list[Run]:
         """The runs without a line.
 
-        Raises ValueError if a line has other settings or code, or if a block has lines of another machine: its further
+        Raises ValueError if a line has other options or code, or if a block has lines of another machine: its further
         runs could not be compared with them.
         """
         missing = []
@@ -231,7 +243,8 @@ class Board:
                 found = [_differing(other, machine(), MACHINE) for other in lines.values()]
                 missing.append(run)
             else:
-                found = [_differing(line, {"settings": run.settings_hash, **machine()}, ("settings", "code"))]
+                names = ["code", *(["config"] if "config" in line else [])]
+                found = [_differing(line, {"config": run.config_hash, **machine()}, names)]
             if reason := next(filter(None, found), None):
                 raise ValueError(
                     f"{self.file(run.seed)}: its runs cannot be compared with a new one of {run.arm} in {run.case}: "
@@ -239,12 +252,9 @@ class Board:
                 )
         return missing
 
-    def do(self, runs: Sequence[Run], until: float, *, again: bool = False) -> bool:
-        """Do the missing runs, a block in a process. False if `until`, in `time.monotonic()`, passed before the end.
-
-        `again`: do all of them.
-        """
-        waiting = list(runs) if again else self.missing(runs)
+    def do(self, runs: Sequence[Run], until: float) -> bool:
+        """Do the missing runs, a block in a process. False if `until`, in `time.monotonic()`, passed before the end."""
+        waiting = self.missing(runs)
         print(f"{self.name}: {len(waiting)} of {len(runs)} runs are to be done", flush=True)
         if not waiting:
             return True
@@ -253,12 +263,16 @@ class Board:
             for seed in dict.fromkeys(run.seed for run in waiting)
             for block in [[run for run in waiting if run.seed == seed]]
         ]
-        was = {run: self.lines(run.seed).get(run.key) for run in waiting}
         in_parallel(jobs, self.name, WORK)
-        if time.monotonic() < until and (repeated := {run: line for run, line in was.items() if line}):
-            equal = sum(line[SCORE] == self.lines(run.seed)[run.key][SCORE] for run, line in repeated.items())
-            print(f"{equal} of {len(repeated)} repeated runs have the same pass@1 as before", flush=True)
         return time.monotonic() < until
+
+    def repeat(self, runs: Sequence[Run], until: float) -> None:
+        """Do the runs again, beside their lines, and print how many have the same score as before."""
+        again = replace(self, kept=WORK / "again")
+        again.do(runs, until)
+        was, found = ([board.lines(run.seed).get(run.key) for run in runs] for board in (self, again))
+        repeated = [(a[SCORE], b[SCORE]) for a, b in zip(was, found, strict=True) if a and b]
+        print(f"{sum(a == b for a, b in repeated)} of {len(repeated)} repeated runs have the same pass@1 as before")
 
     def _block(self, runs: Sequence[Run], facts: Mapping[str, Any], until: float) -> None:
         """Do the runs of a block one after another, and keep each line.
@@ -377,7 +391,7 @@ class Row:
 def rows(board: Board) -> list[Row]:
     """The arms with results, the best mean first, and last those of some cases only.
 
-    Raises ValueError for runs that are not comparable.
+    Raises ValueError for runs that are not comparable, and for an arm with several rates in a case.
     """
     blocks = [by_arm(board.lines(seed)) for seed in board.study.seeds]
     found = []
@@ -387,11 +401,14 @@ def rows(board: Board) -> list[Row]:
         if not complete or not cases:
             continue
         scores = {of: [[score(block[case, of]) for block in complete] for case in cases] for of in (arm, GRPO, OWN)}
-        for block in complete:
-            for case in cases:
-                for of in (GRPO, OWN):
-                    if differing := _differing(block[case, arm], block[case, of], COMPARED):
-                        raise ValueError(f"{board.name}: {arm} and {of} are not comparable: {'; '.join(differing)}")
+        for case in cases:
+            if len(found_rates := {block[case, arm]["rate"] for block in complete}) > 1:
+                raise ValueError(f"{board.name}: {arm} in {case} has the rates {sorted(found_rates)}")
+            for block in complete:
+                for line, of in ((block[case, arm], block[case, of]) for of in (GRPO, OWN)):
+                    if differing := _differing(line, of, COMPARED):
+                        place = f"{board.file(line['seed'])}: {arm} and {of['arm']} in {case}"
+                        raise ValueError(f"{place} are not comparable: {'; '.join(differing)}")
         named = [*cases, MEAN] if len(cases) == len(board.study.cases) else cases
         every = [block[case, arm] for case in cases for block in complete]
         means = {
@@ -460,7 +477,7 @@ def table_lines(table: Sequence[Row]) -> list[str]:
     made = [_line("arm", "rates", "seeds", *cases), _line(*["---"] * (3 + len(cases)))]
     for row in table:
         cells = [f"{100 * row.means[SCORE][case]:.1f}" if case in row.means[SCORE] else "" for case in cases]
-        made.append(_line(row.arm, ", ".join(dict.fromkeys(row.rates.values())), str(row.seeds), *cells))
+        made.append(_line(row.arm, ", ".join(row.rates.values()), str(row.seeds), *cells))
     for of in (GRPO, OWN):
         made += ["", _line(f"above `{of}`", *cases), _line(*["---"] * (1 + len(cases)))]
         made += [
@@ -497,16 +514,17 @@ def headline() -> list[str]:
 def report(boards: Sequence[Board]) -> int:
     """Print the tables of all studies and write the result file; 1 if `own` does not beat `grpo`."""
     figures, facts = list[Figure](), dict[str, Any]()
-    commit_of: dict[str, str] = {}
+    lines: list[dict[str, Any]] = []
     for board in boards:
         table = rows(board)
-        default = winner(table) or f"not enough seeds, expected {LEAST_SEEDS} of every arm that is valid in all cases"
+        decided = winner([row for row in table if row.arm in board.study.arms])
+        default = decided or f"not enough seeds, expected {LEAST_SEEDS} of every arm that is valid in all cases"
         print(board.name, *table_lines(table), f"default by the criterion: {default}", sep="\n", flush=True)
         fill_page(PAGE, f"{COMMAND}, {board.name}", table_lines(table))
         if not table:
             continue
-        facts[board.name] = {"rows": [asdict(row) for row in table], "default": winner(table)}
-        commit_of |= {line["code"]: line["commit"] for seed in board.study.seeds for line in board.lines(seed).values()}
+        facts[board.name] = {"rows": [asdict(row) for row in table], "default": decided}
+        lines += [line for seed in board.study.seeds for line in board.lines(seed).values()]
         for row in table:
             for case in [MEAN] if MEAN in row.means[SCORE] else row.means[SCORE]:
                 for of in (name for name in (GRPO, OWN) if name != row.arm):
@@ -519,15 +537,21 @@ def report(boards: Sequence[Board]) -> int:
         return int(show([]))
     fill_page(README, HEADLINE, headline())
     short = show(figures)
-    write("which_credit", figures, PACKAGES, measured_by(commit_of), {"studies": facts})
+    newest = max(lines, key=lambda line: line["date"])
+    made = {name: newest[name] for name in ("date", "versions")}
+    made["processor"] = "; ".join(sorted({line["processor"] for line in lines}))
+    measured = measured_by({line["code"]: line["commit"] for line in lines})
+    write("which_credit", figures, PACKAGES, measured, {**made, "studies": facts})
     return int(short)
 
 
 def measured_by(commit_of: Mapping[str, str]) -> dict[str, str]:
     """The hashes of the measured code: those of the result file, or the current ones, whichever made lines.
 
-    `commit_of`: the commit of each code with lines. Raises SystemExit if neither made a line.
+    `commit_of`: the commit of each code with lines. Raises SystemExit if there are several, or neither made a line.
     """
+    if len(commit_of) > 1:
+        raise SystemExit(f"error: the lines are of several codes, made by the commits {sorted(commit_of.values())}")
     file = RESULTS / "which_credit.json"
     kept: dict[str, str] = json.loads(file.read_text())["measured"] if file.exists() else {}
     for measured in (kept, hashes(MEASURES)):
@@ -550,7 +574,7 @@ def main() -> int:
     parser.add_argument("--arms", help="names of arms, separated by semicolons; default: those of the study")
     parser.add_argument("--cases", help="names of cases, separated by semicolons; default: all of the study")
     parser.add_argument("--seeds", nargs="+", type=int, help="default: those of the study")
-    parser.add_argument("--again", action="store_true", help="repeat all runs of --seeds, to see if they are the same")
+    parser.add_argument("--again", action="store_true", help="repeat the runs of --seeds, to see if they are the same")
     parser.add_argument("--table", action="store_true", help="train nothing: tables and result file from the lines")
     given = parser.parse_args()
     boards = [Board(name, study) for name, study in STUDIES.items()]
@@ -573,7 +597,8 @@ def main() -> int:
     while in_time and (runs := board.tuning_runs(arms)):
         in_time = board.do(runs, until)
     if in_time:
-        board.do(board.final_runs(arms, cases, seeds), until, again=given.again)
+        final = board.final_runs(arms, cases, seeds)
+        board.repeat(final, until) if given.again else board.do(final, until)
     return report(boards)
 
 

@@ -15,7 +15,7 @@ from scipy import stats
 
 from benchmarks import studies, which_credit
 from benchmarks.studies import ARMS, GAIN, GRPO, MEAN, OWN, STUDIES, Case, Study
-from benchmarks.which_credit import Board, Run, comparable, rates_to_try, report, rows, table_lines, winner
+from benchmarks.which_credit import Board, Run, rates_to_try, report, rows, table_lines, winner
 from creditflow.config import load_recipe
 from creditflow.plugins.model_rewards.information_gain import InformationGain
 from tests.paths import ROOT
@@ -85,10 +85,9 @@ def test_repeated_block_is_compared_with_the_kept_one(board: Board, capsys: pyte
     runs = [board.run("one", arm, "1.0e-04", 20) for arm in (GRPO, OWN)]
     board.do(runs[:1], math.inf)
     before = board.file(20).read_text()
-    board.do(runs, math.inf, again=True)
+    board.repeat(runs, math.inf)
     assert "1 of 1 repeated runs have the same pass@1 as before" in capsys.readouterr().out
-    assert board.file(20).read_text().startswith(before)
-    assert len(board.lines(20)) == 2
+    assert board.file(20).read_text() == before
 
 
 def test_run_during_which_the_code_changed_is_not_kept(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,13 +122,32 @@ def test_block_of_another_machine_is_not_continued(board: Board, fact: str, monk
         board.missing([other])
 
 
-def test_run_of_other_settings_is_not_taken_for_the_same(board: Board) -> None:
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"settings": "other"}, "settings: other, "),
+        ({"seed": 21}, "seed: 21, 20"),
+        ({"case": "three"}, "not a run of test: KeyError"),
+        ({}, "another line has this case, arm and rate"),
+        (None, "not a run of test: JSONDecodeError"),
+    ],
+)
+def test_line_that_is_no_run_of_its_block_is_refused(board: Board, changed: dict | None, reason: str) -> None:
+    board.do([board.run("one", arm, "1.0e-04", 20) for arm in (GRPO, OWN)], math.inf)
+    first, second = board.file(20).read_text().splitlines()
+    text = second[:40] if changed is None else json.dumps({**json.loads(second if changed else first), **changed})
+    board.file(20).write_text(f"{first}\n{text}\n")
+    with pytest.raises(ValueError, match=rf"seed20\.jsonl:2: {reason}"):
+        rows(board)
+
+
+def test_line_of_other_options_is_not_taken_for_the_same(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
     run = board.run("one", GRPO, "1.0e-04", 20)
-    board.do([run], math.inf)
-    with pytest.raises(ValueError, match="settings: "):
-        replace(board, more=("data.val_max_samples=8",)).missing(
-            [replace(board, more=("data.val_max_samples=8",)).run("one", GRPO, "1.0e-04", 20)]
-        )
+    board.keep({**line_of(run, MACHINE), "config": run.config_hash})
+    assert board.missing([run]) == []
+    monkeypatch.setattr(Run, "config_hash", "a default has changed")
+    with pytest.raises(ValueError, match="config: "):
+        board.missing([run])
 
 
 def test_arms_of_a_block_have_one_set_of_weights(board: Board) -> None:
@@ -137,23 +155,26 @@ def test_arms_of_a_block_have_one_set_of_weights(board: Board) -> None:
     board.keep(line_of(run, MACHINE))
     with pytest.raises(ValueError, match="grpo and own have other weights"):
         board.keep(line_of(other, MACHINE, weights="w0"))
-    board.keep(line_of(other, {**MACHINE, "processor": "p2"}, weights="w0"))  # a block that is repeated elsewhere
 
 
-@pytest.mark.parametrize("fact", ["seed", "weights", "code", "processor", "versions", "case"])
-def test_runs_that_differ_in_a_fact_are_not_comparable(board: Board, fact: str) -> None:
-    run, other = (line_of(board.run("one", arm, "1.0e-04", 20), MACHINE) for arm in (GRPO, OWN))
-    assert comparable(run, {**other, "commit": "b2", "date": "later"})
-    assert not comparable(run, {**other, fact: "other"})
-
-
-def test_table_refuses_runs_that_are_not_comparable(board: Board) -> None:
+@pytest.mark.parametrize("fact", ["weights", "code", "processor", "versions", "commit"])
+def test_table_refuses_runs_that_are_not_comparable(board: Board, fact: str) -> None:
     trained(board)
-    text = board.file(22).read_text()
-    lines = [json.loads(line) for line in text.splitlines()]
-    changed = [{**line, "processor": "p2"} if line["arm"] == OWN else line for line in lines]
+    lines = [json.loads(line) for line in board.file(22).read_text().splitlines()]
+    changed = [{**line, fact: "other"} if line["arm"] == OWN else line for line in lines]
     board.file(22).write_text("".join(json.dumps(line) + "\n" for line in changed))
-    with pytest.raises(ValueError, match="grpo and own are not comparable: processor: p1, p2"):
+    if fact == "commit":
+        assert len(rows(board)) == 2  # equal code has an equal hash under any commit
+        return
+    with pytest.raises(ValueError, match=rf"seed22\.jsonl: grpo and own in one are not comparable: {fact}: .*, other"):
+        rows(board)
+
+
+def test_table_refuses_an_arm_with_several_rates(board: Board) -> None:
+    trained(board)
+    board.file(22).unlink()
+    board.do([board.run(case, arm, "1.0e-04", 22) for case in STUDY.cases for arm in STUDY.arms], math.inf)
+    with pytest.raises(ValueError, match=r"in one has the rates \['1.0e-04', '8.0e-04'\]"):
         rows(board)
 
 
@@ -321,7 +342,9 @@ def test_result_file_has_the_hashes_of_the_lines(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(SystemExit, match="git checkout a1 -- src benchmarks"):
         which_credit.measured_by({old: "a1"})
     (tmp_path / "which_credit.json").write_text(json.dumps({"measured": {"file": "old"}}))
-    assert which_credit.measured_by({old: "a1", new: "b2"}) == {"file": "old"}
+    assert which_credit.measured_by({old: "a1"}) == {"file": "old"}
+    with pytest.raises(SystemExit, match="several codes"):
+        which_credit.measured_by({old: "a1", new: "b2"})
     assert which_credit.measured_by({new: "b2"}) == {"file": "new"}
 
 
