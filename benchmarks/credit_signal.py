@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import fmean
 
 import numpy as np
@@ -141,53 +141,32 @@ def main() -> int:
     recordings = measured.recordings
     true_BD = {case: true_gradients(one, recordings[team_of(case)]) for case, one in recordings.items()}
     found = {
-        rule: {case: efficiency(by_case[case].gradient_BD, true_BD[case]) for case in CHAIN_CASES}
+        rule: {case: asdict(efficiency(by_case[case].gradient_BD, true_BD[case])) for case in CHAIN_CASES}
         for rule, by_case in measured.credit.items()
     }
-    print("efficiency in %, with its standard error; (x) relative to own, mean over the cases but exact")
-    print(" " * 26 + "".join(f"{case[:14]:>16}" for case in CHAIN_CASES) + f"{'(x)':>8}")
-    for rule, by_case in found.items():
-        cells = "".join(f"{100 * one.efficiency:9.2f} ±{100 * one.error:5.2f}" for one in by_case.values())
-        print(f"{rule:26}{cells}{relative_efficiency(by_case, found[OWN]):8.2f}")
-    print(f"{(time.monotonic() - began) / 60:.1f} minutes")
-    figures = [
-        Figure(
-            f"{rule}: efficiency relative to own, mean over the cases but exact",
-            relative_efficiency(by_case, found[OWN]),
-        )
-        for rule, by_case in found.items()
-    ]
-    details = {
-        rule: {case: {"efficiency": one.efficiency, "error": one.error} for case, one in by_case.items()}
-        for rule, by_case in found.items()
-    }
-    if given.quick:
-        print(f"{MISSED}: 0 of 0")
-        return 0
-    seconds = time.monotonic() - began
-    facts = {"batches": BATCHES, "seconds": seconds, "results": details}
-    write("credit_signal", figures, ("creditflow", "torch", "numpy"), work.measured, facts)
-    fill_page(PAGE, COMMAND, table_lines(details))
+    print(*table_lines(found), sep="\n")
+    if not given.quick:
+        what = "efficiency relative to own, mean over the cases but exact"
+        figures = [Figure(f"{rule}: {what}", relative_efficiency(of, found[OWN])) for rule, of in found.items()]
+        facts = {"batches": BATCHES, "seconds": time.monotonic() - began, "results": found}
+        write("credit_signal", figures, ("creditflow", "torch", "numpy"), work.measured, facts)
+        fill_page(PAGE, COMMAND, table_lines(found))
     print(f"{MISSED}: 0 of 0")
     return 0
 
 
 def table_lines(results: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[str]:
     """The table of the page, from the results of the result file."""
-    found = {
-        rule: {case: Signal(one["efficiency"], one["error"]) for case, one in by_case.items()}
-        for rule, by_case in results.items()
-    }
     lines = [f"| rule | {' | '.join(CHAIN_CASES)} | relative |", f"|{' --- |' * (len(CHAIN_CASES) + 2)}"]
-    for rule, by_case in found.items():
-        cells = [f"{100 * by_case[case].efficiency:.1f} ± {100 * by_case[case].error:.1f}" for case in CHAIN_CASES]
-        lines.append(f"| {rule} | {' | '.join(cells)} | {relative_efficiency(by_case, found[OWN]):.2f} |")
+    for rule, of in results.items():
+        cells = [f"{100 * of[case]['efficiency']:.1f} ± {100 * of[case]['error']:.1f}" for case in CHAIN_CASES]
+        lines.append(f"| {rule} | {' | '.join(cells)} | {relative_efficiency(of, results[OWN]):.2f} |")
     return lines
 
 
-def relative_efficiency(by_case: Mapping[str, Signal], of_own: Mapping[str, Signal]) -> float:
+def relative_efficiency(of_rule: Mapping[str, Mapping[str, float]], of_own: Mapping[str, Mapping[str, float]]) -> float:
     """The mean over the realistic cases of a rule's efficiency relative to that of own + outcome."""
-    return fmean(by_case[case].efficiency / of_own[case].efficiency for case in REALISTIC)
+    return fmean(of_rule[case]["efficiency"] / of_own[case]["efficiency"] for case in REALISTIC)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from benchmarks.record import MISSED, RESULTS, ROOT, Figure, exit_with, fill_pag
 from benchmarks.recordings import LAST_BATCHES, CreditedBatches, Recording, recipe_of, team_of
 from benchmarks.sources import TRAINING, Work
 from benchmarks.studies import CHAIN_CASES, OWN
-from creditflow._utils.files import write_whole
+from creditflow._utils.files import json_ready, write_whole
 from creditflow.config import credit_options, trained_agents
 from creditflow.credit import assign
 from creditflow.data import Bools, Floats, TrajectoryBatch
@@ -164,24 +164,26 @@ def main() -> int:
     began = time.monotonic()
     work = Work.begin("fidelity", MEASURES, quick=given.quick)
     recorded = Work.begin(credit_signal.NAME, credit_signal.MEASURES, quick=given.quick)
+    hashes = {**work.measured, **recorded.measured}
+    if any(hashes[file] != of for file, of in work.measured.items()):
+        raise SystemExit(f"error: {work.folder} is of other code than {recorded.folder}: remove it to measure again")
     measured = Measurements.take(recorded, quick=given.quick)
     values = values_of(measured.recordings, *((8, 2) if given.quick else (DECISIONS, CONTINUATIONS)), work.folder)
     details = {case: _details(measured.credit, case, values[team_of(case)]) for case in CHAIN_CASES}
-    for line in table_lines(details):
-        print(line)
+    lines = table_lines(json_ready(details))
+    print(*lines, sep="\n")
     if not given.quick:
         figures = [
             Figure(
                 f"{rule}: fidelity of advantages, mean over the cases but exact",
-                fmean(_or_nan(details[case]["rules"][rule]["value"]) for case in REALISTIC),
+                fmean(details[case]["rules"][rule]["value"] for case in REALISTIC),
             )
             for rule in measured.credit
         ]
         seconds = time.monotonic() - began  # less if a part was kept
         facts = {"batches": LAST_BATCHES, "seconds": seconds, "results": details}
-        hashes = {**work.measured, **recorded.measured}  # the credit may be older than the values
         write("fidelity", figures, ("creditflow", "torch", "numpy"), hashes, facts)
-        fill_page(PAGE, COMMAND, table_lines(details))
+        fill_page(PAGE, COMMAND, lines)
     print(f"{MISSED}: 0 of 0")
     return 0
 
@@ -197,13 +199,13 @@ def _details(
     return {
         "rules": {
             name: {
-                **_json_share(_compared(values, known_D, credit_D)),
-                "above_own": _json_share(_compared(values, known_D, credit_D, credit[OWN])),
+                **asdict(_compared(values, known_D, credit_D)),
+                "above_own": asdict(_compared(values, known_D, credit_D, credit[OWN])),
                 "decisions": int((known_D & np.isfinite(credit_D)).sum()),
             }
             for name, credit_D in credit.items()
         },
-        "ceiling": _json_share(whole.ceiling),
+        "ceiling": asdict(whole.ceiling),
         "decisions": whole.decisions,
         **{name: int(measured[name]) for name in ("tokens", "continuations", "refused", "failed")},
     }
@@ -222,15 +224,6 @@ def _compared(values: DecisionValues, known_D: Bools, credit_D: Floats, own_D: F
     weight_RD = leave_one_out(task_D)
     found_R, *other_R = (spearman(side_D[at_D], value_D, weight_RD) for side_D in sides)
     return Share.from_jackknife(found_R - other_R[0] if other_R else found_R)
-
-
-def _or_nan(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
-def _json_share(share: Share) -> dict[str, float | None]:
-    """The share and its interval as JSON, which has no NaN."""
-    return {name: value if math.isfinite(value) else None for name, value in asdict(share).items()}
 
 
 if __name__ == "__main__":

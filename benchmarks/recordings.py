@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.studies import ARMS, CHAIN_CASES, MAPPO
+from benchmarks.studies import ARMS, CHAIN_CASES, MAPPO, ONLY_IN
 from creditflow._utils.files import write_whole
 from creditflow._utils.progress import Reporter
 from creditflow.config import Recipe, load_recipe, trained_policies
@@ -262,7 +262,7 @@ def credit_all(folder: Path, batches: int) -> dict[str, dict[str, CreditedBatche
             pool.submit(_credit_team, team, batches, folder, file) for team, file in files.items() if not file.exists()
         ]:
             one.result()
-    credit: dict[str, dict[str, CreditedBatches]] = {rule: {} for rule in ARMS}
+    credit: dict[str, dict[str, CreditedBatches]] = {rule: {} for rule in ARMS if rule not in ONLY_IN}
     for file in files.values():
         kept = np.load(file)
         for name in (name for name in kept.files if name.endswith("/gradient")):
@@ -279,7 +279,7 @@ def _credit_team(team: str, batches: int, folder: Path, file: Path) -> None:
         (rule, case): credited(recording, recipe_of(case, *overrides).config.credit)
         for case, recording in recordings.items()
         for rule, overrides in ARMS.items()
-        if rule != MAPPO
+        if rule != MAPPO and rule not in ONLY_IN  # those have scores of their own, which the batches lack
     }
     credit |= {(MAPPO, case): made for case, made in critic_credited(team, recordings).items()}
     columns = {}

@@ -42,7 +42,7 @@ ARMS: Mapping[str, tuple[str, ...]] = {
     OWN: _credit("propagation=own", "group_by=agent_turn"),
     **{
         f"own, {level}": _credit("propagation=own", f"group_by={level}")
-        for level in ("agent", "task", "task_agent", "task_agent_turn", "task_agent_state")
+        for level in ("agent", "task", "task_agent", "task_agent_state")
     },
     "threshold": _credit("propagation={rule: threshold, outcome_to: answer}", "group_by=agent_turn"),
     "threshold, freeze": _credit(

@@ -322,12 +322,16 @@ def test_report_writes_each_difference_and_the_default(
     assert written["studies"]["test"]["default"] is None
     assert "default by the criterion: not enough seeds" in capsys.readouterr().out
     assert {(figure.spread, figure.hold) for figure in written["figures"]} == {(None, None)}
+    tried = [board.run(case, "dr_mas", "1.0e-04", 20) for case in STUDY.cases]  # an arm that the study does not compare
+    board.do(tried, math.inf)
     assert report([board]) == 0
     assert written["studies"]["test"]["default"] == OWN
     assert [figure.what.partition(": ")[2] for figure in written["figures"]] == [
         "pass@1, own - grpo, mean",
         "pass@1, own - grpo, mean, lower end",
         "pass@1, grpo - own, mean",
+        "pass@1, dr_mas - grpo, mean",
+        "pass@1, dr_mas - own, mean",
     ]
     made = page.read_text().split("<!-- to here -->\n")
     assert [text.splitlines()[1:] for text in made[:2]] == [table_lines(rows(board)), which_credit.headline()]
