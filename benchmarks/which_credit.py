@@ -507,7 +507,8 @@ def headline() -> list[str]:
     arms = {row.arm: row for row in rows(Board("small", STUDIES["small"]))}
     above = arms[OWN].above[GRPO]
     means = {f"`{of}`": [f"{100 * arms[of].means[SCORE][case]:.1f}" for case in above] for of in (GRPO, OWN)}
-    lines = {f"pass@1 in %, {arms[OWN].seeds} seeds": above, "---": ["---"] * len(above), **means, "difference": map(_points, above.values())}
+    head = {f"pass@1 in %, {arms[OWN].seeds} seeds": above, "---": ["---"] * len(above)}
+    lines = {**head, **means, "difference": map(_points, above.values())}
     return [_line(name, *cells) for name, cells in lines.items()]
 
 
