@@ -1,51 +1,14 @@
-"""Advantages: the balance of strata, and custom estimators."""
+"""Advantages of custom estimators, and pay for scores under a critic."""
 
 import numpy as np
 import pytest
 
-from creditflow.credit import CreditOptions, Estimate, EstimatorInput, advantage_estimator, assign
+from creditflow.credit import Estimate, EstimatorInput, advantage_estimator, assign
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS
 from creditflow.data import Score
 from creditflow.errors import ConfigError
 from tests.builders import batch_of, credit_options, credited, make_trajectory, step
 from tests.credit.strategies import registered
-
-
-def labelled(labels, score=0.5):
-    return batch_of(
-        *(make_trajectory(f"t{n}", [step("v", score, stratum=stratum)], 1.0) for n, stratum in enumerate(labels))
-    )
-
-
-def test_stratum_weights_have_equal_totals_and_mean_1():
-    labels = ["good"] * 6 + ["bad"] * 4 + ["odd"] * 2
-    weight = assign(labelled(labels), credit_options(propagation="threshold")).advantage.weight_S
-    for label, count in (("good", 6), ("bad", 4), ("odd", 2)):
-        of_label = weight[[at == label for at in labels]]
-        assert of_label.tolist() == pytest.approx([12 / (3 * count)] * count)
-    assert weight.mean() == pytest.approx(1.0)
-
-
-def test_stratum_weight_has_a_cap():
-    weight = assign(labelled(["good"] * 99 + ["bad"]), credit_options(propagation="threshold")).advantage.weight_S
-    assert weight[-1] == 2.0
-    assert weight[0] == pytest.approx(100 / (2 * 99))
-
-
-@pytest.mark.parametrize("score", [None, "failed"])
-def test_unscored_step_ignores_its_stratum(score):
-    a = assign(labelled(["good", "good", "bad"], score), credit_options(propagation="identical"))
-    assert a.rewards.stratum_S.tolist() == [-1, -1, -1]
-    assert a.advantage.weight_S.tolist() == [1.0, 1.0, 1.0]
-    assert a.groups.group_size_S.tolist() == [3, 3, 3]
-
-
-def test_gae_tells_early_steps_of_success_and_failure_apart():
-    chain = [step("plan", tokens=2), step("write", 0.5, tokens=1), step("verify", 1.0, tokens=1)]
-    two = batch_of(*(make_trajectory(f"t{n}", chain, float(n)) for n in range(2)))
-    assigned = assign(two, CreditOptions(adv_estimator="gae"), values_T=np.zeros(8))
-    failure, success = assigned.advantage.advantage_S.reshape(2, 3)
-    assert (success > failure + 0.1).all()
 
 
 @pytest.mark.parametrize("score", [1.0, 0.0, "failed", {"f": Score((0.0, 1.0, 0.5, 0.25), (0.0, 1.0))}])

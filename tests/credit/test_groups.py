@@ -1,9 +1,9 @@
-"""Groups: keys, versions, and back-off."""
+"""Groups: versions, names and codes. `test_against_oracle.py` has the keys and the back-off."""
 
 import numpy as np
 import pytest
 
-from creditflow.credit.groups import LEVEL_NAMES, compact
+from creditflow.credit.groups import compact
 from creditflow.data import TrajectoryBatch
 from tests.builders import credited, make_trajectory, step
 
@@ -14,28 +14,6 @@ def own(r, **more):
 
 
 PLAIN = {"propagation": "none", "sub_reward_origin": 0.0}
-
-
-@pytest.mark.parametrize(
-    ("group_by", "sizes"),
-    [
-        # Trajectories t0, t1 of q0 and t2 of q1; agents a, b, a in each; prompts of t0 and t2 are equal.
-        ("task", [2, 2, 2, 2, 2, 2, 3, 3, 3]),
-        ("task_agent", [2, 2, 2, 2, 2, 2, 3, 3, 3]),
-        ("task_agent_turn", [2, 2, 2, 2, 2, 2, 3, 3, 3]),
-        ("agent", [3] * 9),
-        ("agent_turn", [3] * 9),
-    ],
-)
-def test_group_by_sets_the_key_and_lone_trajectories_back_off(group_by, sizes):
-    def three(id, task):
-        return make_trajectory(id, [own(0.5, agent=agent) for agent in "aba"], task=task)
-
-    a = credited(three("t0", "q0"), three("t1", "q0"), three("t2", "q1"), group_by=group_by, **PLAIN)
-    assert a.groups.group_size_S.tolist() == sizes
-    levels = [LEVEL_NAMES[level] for level in a.groups.level_S]
-    assert levels[:6] == [group_by] * 6
-    assert levels[6:] == [group_by if group_by.startswith("agent") else "agent_turn"] * 3
 
 
 def test_versions_within_the_lag_share_groups():
@@ -51,40 +29,6 @@ def test_versions_within_the_lag_share_groups():
     assert made.group_name(0) == "agent=a policy=default version=3..5"
 
 
-def test_group_of_one_trajectory_with_many_steps_is_alone():
-    a = credited(make_trajectory("t0", [own(0.0), own(1.0)]), group_by="agent", **PLAIN)
-    assert a.groups.group_S.tolist() == [-1, -1]
-    assert a.advantage.advantage_S.tolist() == [0.0, 0.0]
-    assert np.isnan(a.advantage.baseline_S).all()
-    assert (a.group_name(0), a.groups.singletons) == (None, 1)
-
-
-def test_back_off_follows_its_order_of_levels():
-    late = own(1.0, turn=5)
-    to_task_agent = credited(make_trajectory("t0", [late]), make_trajectory("t1", [own(0.0, turn=1)]), **PLAIN)
-    assert LEVEL_NAMES[to_task_agent.groups.level_S[0]] == "task_agent"
-    same_turn = [
-        make_trajectory("t0", [late]),
-        make_trajectory("t1", [own(0.0, turn=5)], task="q1"),
-        make_trajectory("t2", [own(0.0, turn=1)], task="q2"),
-    ]
-    to_agent_turn = credited(*same_turn, group_by="task_agent", **PLAIN)
-    assert LEVEL_NAMES[to_agent_turn.groups.level_S[0]] == "agent_turn"
-    assert to_agent_turn.advantage.baseline_S[0] == 0.5
-    assert LEVEL_NAMES[to_agent_turn.groups.level_S[2]] == "agent"
-    assert to_agent_turn.groups.group_size_S[2] == 3
-
-
-def test_back_off_group_includes_all_steps_of_its_key():
-    trajectories = [
-        make_trajectory("t0", [own(1.0, turn=5)]),
-        *(make_trajectory(f"t{n}", [own(0.0)]) for n in (1, 2, 3)),
-    ]
-    a = credited(*trajectories, **PLAIN)
-    assert a.groups.group_size_S.tolist() == [4, 3, 3, 3]
-    assert a.advantage.baseline_S.tolist() == [0.25, 0.0, 0.0, 0.0]
-
-
 def test_group_name_lists_the_parts_of_the_key():
     a = credited(
         *(
@@ -94,6 +38,7 @@ def test_group_name_lists_the_parts_of_the_key():
         **PLAIN,
     )
     assert a.group_name(0) == "agent=write turn=0 policy=p version=3 stratum=hard"
+    assert credited(make_trajectory("t0", [own(0.0), own(1.0)]), **PLAIN).group_name(0) is None  # alone
 
 
 def test_compact_numbers_combinations_without_gaps():

@@ -162,6 +162,7 @@ def test_alone_tied_and_frozen_are_shares_by_agent():
     ]
     trajectories.append(make_trajectory("t2", [step("plan", 1.0), step("write", 1.0), step("write", 0.75)], 0.0))
     got = credit_metrics(credited(*trajectories, on_closed_gate="freeze"))
+    assert got["groups/frozen_steps"] == 1.0
     assert got["groups/frozen/plan"] == pytest.approx(1 / 3)
     assert got["groups/tied/plan"] == 0.0  # the third one's child has a score below 1
     assert got["groups/alone/write"] == 0.25

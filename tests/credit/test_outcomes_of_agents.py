@@ -42,6 +42,12 @@ def test_players_of_a_game_get_opposite_outcomes(keys, paid):
     assert [row.credit for row in credit_rows(GAMES, chosen)][:4] == paid
 
 
+def test_outcome_keeps_its_units():
+    outcomes = (Score(7.0, (-10.0, 10.0)), -2.0)
+    assigned = credited(*(make_trajectory(f"t{n}", [step()], outcome) for n, outcome in enumerate(outcomes)))
+    assert assigned.credit.total_S.tolist() == [7.0, -2.0]
+
+
 def test_failed_outcome_masks_the_steps_of_its_agent_alone():
     failed = game("t0", "failed", 1.0)
     assigned = credited(failed, *GAMES[1:], propagation="identical", group_by="task_agent")
@@ -51,14 +57,6 @@ def test_failed_outcome_masks_the_steps_of_its_agent_alone():
     assert assigned.groups.group_size_S[:4].tolist() == [0, 3, 0, 3]
     note = explain(assigned, 0).operations[-1].note
     assert note == "it is masked: the outcome of white could not be scored"
-
-
-def test_failed_common_outcome_masks_agents_without_an_own_one():
-    trajectory = make_trajectory("t", [step("a"), step("b")], "failed", outcomes={"b": 1.0})
-    assigned = credited(trajectory, propagation="identical")
-    assert assigned.rewards.masked_S.tolist() == [True, False]
-    assert assigned.rewards.masked_N.tolist() == [False]
-    assert assigned.credit.total_S.tolist() == [0.0, 1.0]
 
 
 def test_failed_outcomes_of_all_agents_mask_the_trajectory():

@@ -114,10 +114,6 @@ def test_tuned_threshold_falls_after_an_accuracy_drop(accuracies, theta):
     assert threshold.metrics()["propagation/threshold_lowered"] == (theta == 0.4)
 
 
-def test_tuned_threshold_ignores_batches_between_validations():
-    assert after({"kind": "tuned"}, saw(accuracy=0.9), saw({"a": [0.0]}), saw(accuracy=0.9)).theta("a") == 0.5
-
-
 @few
 @given(st.lists(st.integers(0, 20), max_size=12), st.integers(1, 4), st.integers(0, 6))
 def test_tuned_threshold_equals_a_plain_implementation(points, patience, drop):
@@ -277,14 +273,6 @@ def test_new_agent_gets_the_mean_of_known_agents(kind):
     assert threshold.theta("a") != threshold.theta("b")
     assert threshold.theta("new") == pytest.approx(expected)
     assert threshold.metrics()["propagation/threshold"] == pytest.approx(expected)
-
-
-def test_agents_joining_together_start_equally():
-    first = saw({"a": uniform(500)})
-    threshold = after({"kind": "quantile"}, first)
-    start = threshold.theta("a")
-    threshold.update(saw({"b": [0.9], "c": [0.1], "d": [0.5]}))  # too few steps to move
-    assert thetas(threshold, ["b", "c", "d"]).tolist() == [start] * 3
 
 
 @by_kind

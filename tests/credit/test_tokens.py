@@ -34,30 +34,6 @@ def two_trajectories(value, **more):
     )
 
 
-@pytest.fixture
-def mixed():
-    """Scores of all kinds: by token and plain, of several ranges and weights, failed, of weight 0, and none."""
-    return batch_of(
-        make_trajectory(
-            "t0",
-            [
-                step("a", {"f": Score((0.0, 3.0), (-1.0, 3.0), weight=3.0), "g": Score(0.5, weight=1.0)}, tokens=2),
-                step("b", {"f": Score((1.0,), weight=2.0), "m": Score((0.0,), weight=0.0)}, tokens=1),
-                step("c", tokens=2),
-                step("a", {"f": Score((1.0, 0.0, 0.5)), "g": "failed"}, tokens=3),
-                step("b", 0.25, tokens=0),
-                step("a", {"g": Score((0.0, 0.25, 1.0))}, tokens=3, response_mask=(1, 0, 1)),
-                step("b", 0.25, tokens=2),
-            ],
-        )
-    )
-
-
-def test_token_reward_is_the_weighted_mean_of_its_scores(mixed):
-    first = [(3 * 0.25 + 0.5) / 4, (3 * 1.0 + 0.5) / 4]
-    assert rho(mixed).tolist() == [*first, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.25, 1.0, 0.25, 0.25]
-
-
 def test_token_value_outside_its_range_raises():
     message = refusal(ScoreRangeError, two_trajectories((5.0, -4.0)))
     assert message == "step t1.0, score f, token 0: expected a value from 0.0 to 1.0, got 5.0"
