@@ -164,7 +164,10 @@ def test_files_of_the_project_name_one_version():
 @pytest.mark.parametrize(
     ("statement", "heavy"),
     [
-        ("import creditflow", "pyarrow pandas duckdb matplotlib"),
+        (
+            "import creditflow.credit",
+            "torch transformers pyarrow pandas duckdb matplotlib omegaconf sympy numba verl ray rich typer",
+        ),
         (
             "import creditflow._utils.huggingface\nfrom creditflow.rollout import *",
             "torch openai starlette uvicorn pydantic pyarrow",

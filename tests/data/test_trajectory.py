@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from creditflow.credit import assign
 from creditflow.data import Score, Step, Task, Trajectory, TrajectoryBatch, read_parquet, validate, write_parquet
-from creditflow.errors import BatchError, ConfigError
+from creditflow.errors import BatchError
 from tests.builders import credit_options
 from tests.strategies import assert_same
 
@@ -110,13 +110,6 @@ STEPS = TRAJECTORY.steps
 def test_records_of_another_kind_are_refused(trajectories, message):
     with pytest.raises(BatchError, match=message):
         TrajectoryBatch.from_trajectories(trajectories)
-
-
-def test_arguments_of_another_kind_are_refused():
-    with pytest.raises(BatchError, match="expected a TrajectoryBatch, got list"):
-        assign([TRAJECTORY], credit_options())
-    with pytest.raises(ConfigError, match="expected CreditOptions, got dict"):
-        assign(TrajectoryBatch.from_trajectories([TRAJECTORY]), {"propagation": "none"})
 
 
 def test_missing_reference_logprobs_are_nan() -> None:

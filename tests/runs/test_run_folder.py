@@ -65,12 +65,6 @@ def test_create_refuses_and_keeps_an_existing_run(tmp_path: Path) -> None:
     assert read_metrics(folder.path) == [{"step": 1, "loss": 0.5}]
 
 
-def test_create_names_the_option_of_an_impossible_folder(tmp_path: Path) -> None:
-    (tmp_path / "run").write_text("a file")
-    with pytest.raises(InputError, match=r"^trainer\.default_local_dir: .*run/steps cannot be made: "):
-        a_folder(tmp_path)
-
-
 # Resuming
 
 

@@ -331,12 +331,6 @@ def test_max_tokens_is_capped_at_the_runs_limit():
     assert model.requests[0].max_tokens == 33
 
 
-def test_greedy_response_has_log_probs_but_an_empty_mask():
-    answer, trajectory = answered(logprobs=True, temperature=0)
-    assert [token.logprob for token in answer.choices[0].logprobs.content] == [-0.5, -1.5, -2.5]
-    assert trajectory.steps[0].response_mask == (0, 0, 0)
-
-
 def test_stream_joins_to_the_response():
     async def ask(client):
         stream = await chat(client, stream=True, stream_options={"include_usage": True}, n=2)
