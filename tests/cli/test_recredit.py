@@ -17,7 +17,7 @@ from creditflow.reports.overview import settings as settings_of
 from creditflow.reports.run_report import indexed
 from creditflow.runs import Ledger, RunFolder
 from creditflow.runs.run_folder import read_metrics
-from creditflow.studies.reassignment import reassigned
+from creditflow.studies.reassignment import reassigned, reassigned_step
 from tests.builders import credit_options
 from tests.cli.commands import creditflow, refused, toy_run
 
@@ -74,6 +74,10 @@ def test_recredit_reproduces_adaptive_parts(tmp_path: Path, kind: str) -> None:
             assert facts == recorded_facts
     last = ledger.read(3).assignment
     assert last is not None
+    alone = reassigned_step(ledger, ledger.read(3), credit_overrides(ADAPTIVE[kind]))
+    np.testing.assert_array_equal(alone.advantage.advantage_S, last.advantage.advantage_S)
+    alone = reassigned_step(ledger, ledger.read(3), credit_overrides(["algorithm.propagation=posterior"]))
+    assert len(alone.history.observations) == 2  # of both earlier training steps
     assert last.history.parts if kind == "scores" else set(last.credit.threshold_S) != {0.5}
 
 

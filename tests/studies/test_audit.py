@@ -35,6 +35,7 @@ def test_audit_prints_decisions_and_fidelity_by_rule(run: Path, tmp_path: Path) 
     words = ("--decisions", 6, "--continuations", 2, "--rule", "identical", "--top", 3)
     done = audit(run, *words, "--json", tmp_path / "a.json")
     assert done.exit_code == 0, done.output
+    assert "warning" not in done.output
     assert "training step 2; checkpoint 1 acts: 6 of 16 decisions" in done.output
     for text in ("agrees", "confirmed error", "in force", "no noise ceiling: expected 4 continuations or more, got 2"):
         assert text in done.output
@@ -74,6 +75,12 @@ def test_audit_of_an_earlier_step_names_who_acts(run: Path) -> None:
     with_model = audit(run, *few, "--model", model)
     assert f"training step 1; {model} acts: 2 of 16 decisions" in with_model.output
     assert "training step 1; the initial model acts" in audit(run, *few).output
+
+
+def test_audit_under_another_policy_warns(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("global_step_1"))
+    done = audit(tmp_path / "run", "--decisions", 2, "--continuations", 2)
+    assert "warning: checkpoint 2 acts, and not the policy that sampled training step 2; name another" in done.output
 
 
 def test_audit_drops_removed_keys_that_had_no_effect(run: Path, tmp_path: Path) -> None:

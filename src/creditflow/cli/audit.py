@@ -81,10 +81,10 @@ def audit(
         raise InputError(f"{run}: expected a run that creditflow trained; imported trajectories cannot be continued")
     with reporter.bar(f"loading {run}", announce=True, keep=False):
         components = build_components(load_recipe(run / "config.yaml", recorded=ledger.run), tasks=False)
-        step, checkpoint, policy_set = _load_policies(ledger, components, training_step, model)
+        step, checkpoint, policy_set = _load_policies(ledger, components, training_step, model, reporter)
     make_folder(run / "audit", "RUN")  # fails before the rollouts if the folder is not writable
     recorded = ledger.read(step)
-    assignments = _assignments(recorded, rules, reporter, is_default=not rule)
+    assignments = _assignments(ledger, recorded, rules, reporter, is_default=not rule)
     batch, trained, config = recorded.batch, assignments[IN_FORCE], components.recipe.config
 
     candidate_S = decision_candidates(trained, trained_agents(config))
@@ -148,29 +148,29 @@ def _rules(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _assignments(
-    recorded: Recorded, rules: Mapping[str, Mapping[str, Any]], reporter: Reporter, *, is_default: bool
+    ledger: Ledger, recorded: Recorded, rules: Mapping[str, Mapping[str, Any]], reporter: Reporter, *, is_default: bool
 ) -> dict[str, Assignment]:
-    """The recorded assignment, and each rule's assignment of the recorded trajectories.
+    """The recorded assignment, and each rule's assignment of the recorded trajectories, adapted as in `recredit`.
 
     A rule that is compared by default is left out if it contradicts the recorded options.
     """
-    from creditflow.studies.reassignment import reassign
+    from creditflow.studies.reassignment import reassigned_step
 
     if recorded.assignment is None:
         raise InputError(f"training step {recorded.step}: no credit was assigned in it; name another --training-step")
     assignments = {IN_FORCE: recorded.assignment}
     for name, changed in rules.items():
         try:
-            assignments[name] = reassign(recorded, changed, f"--rule {name}: training step {recorded.step}")
-        except ConfigError as error:
-            if not is_default:
-                raise
+            assignments[name] = reassigned_step(ledger, recorded, changed)
+        except InputError as error:
+            if not (is_default and isinstance(error, ConfigError)):
+                raise InputError(f"--rule {name}: {error}") from error
             reporter.say(f"{name} is left out: {error}")
     return assignments
 
 
 def _load_policies(
-    ledger: Ledger, components: Components, training_step: int | None, model: Path | None
+    ledger: Ledger, components: Components, training_step: int | None, model: Path | None, reporter: Reporter
 ) -> tuple[int, int | None, PolicySet]:
     """(training step, checkpoint, policies) of an audit.
 
@@ -184,6 +184,9 @@ def _load_policies(
         raise InputError(f"{ledger.path}: expected recorded training steps, found none")
     step, saved = (training_step or ledger.steps[-1], None) if model else _nearest(ledger, training_step)
     ledger.file(step)
+    if saved is not None and saved != step - 1:
+        other = f"warning: checkpoint {saved} acts, and not the policy that sampled training step {step}"
+        reporter.say(f"{other}; name another --training-step, or train with a smaller trainer.save_freq")
     recipe = components.recipe
     trainer, keeps = recipe.config.trainer, components.rewards.needs_reference
     policy_set = PolicySet.from_recipe(recipe, trainer.total_training_steps or 1, keep_reference=keeps)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,12 @@ from creditflow.monitoring.guard import FALLBACK_RULE
 from creditflow.runs import Ledger, Recorded
 
 
-def reassigned(ledger: Ledger, changed: Mapping[str, Any]) -> Iterator[tuple[Recorded, Assignment | None]]:
-    """Yield each recorded training step with its assignment under the recorded options and `changed`.
+def reassigned(
+    ledger: Ledger, changed: Mapping[str, Any], steps: Sequence[int] | None = None
+) -> Iterator[tuple[Recorded, Assignment | None]]:
+    """Yield each training step with its assignment under the recorded options and `changed`.
+
+    `steps`: ascending; None: all recorded ones.
 
     Without a changed threshold, the recorded thresholds apply; a changed one adapts from training step to training
     step, as in training, and so do fitted parts of credit. A training step without assigned credit yields None. One in
@@ -37,7 +42,7 @@ def reassigned(ledger: Ledger, changed: Mapping[str, Any]) -> Iterator[tuple[Rec
     new_threshold: Threshold | None = None
     history: History | None = None
     accuracy = {row["step"]: row["val/pass_at_1"] for row in ledger.metrics() if "val/pass_at_1" in row}
-    for recorded in ledger:
+    for recorded in map(ledger.read, ledger.steps if steps is None else steps):
         if recorded.assignment is None:
             yield recorded, None
             continue
@@ -46,7 +51,15 @@ def reassigned(ledger: Ledger, changed: Mapping[str, Any]) -> Iterator[tuple[Rec
         if new_threshold is None and _sets_threshold(changed):
             new_threshold = _changed(recorded.assignment.options, changed).propagation.make_threshold()
         applied = in_fallback if rule == FALLBACK_RULE != own_rule else changed
-        assignment = reassign(recorded, applied, f"training step {recorded.step}", new_threshold, history)
+        before, options = recorded.assignment, _changed(recorded.assignment.options, applied)
+        # Reads the floor of the kind, whose file is loaded by now.
+        threshold = standing_threshold(before) if new_threshold is None else new_threshold
+        values_T = None if before.advantage.critic is None else before.advantage.critic.values_T
+        history = before.history if history is None else history
+        try:
+            assignment = assign(recorded.batch, options, values_T=values_T, threshold=threshold, history=history)
+        except BatchError as error:
+            raise InputError(f"training step {recorded.step}: {error}") from error
         history = assignment.history_after
         if new_threshold is not None:
             new_threshold.update(batch_stats(assignment))
@@ -55,29 +68,14 @@ def reassigned(ledger: Ledger, changed: Mapping[str, Any]) -> Iterator[tuple[Rec
         yield recorded, assignment
 
 
-def reassign(
-    recorded: Recorded,
-    changed: Mapping[str, Any],
-    subject: str,
-    threshold: Threshold | None = None,
-    history: History | None = None,
-) -> Assignment:
-    """Assign a training step's credit under its recorded options and `changed`.
-
-    `threshold`, `history`: default: the recorded ones; a changed threshold begins anew. Raises InputError if options
-    are invalid, or, with `subject` in front, if the recorded trajectories do not fit them.
-    """
-    before = recorded.assignment
-    assert before is not None
-    options = _changed(before.options, changed)
-    if threshold is None and not _sets_threshold(changed):
-        threshold = standing_threshold(before)  # reads the floor of the kind, whose file is loaded by now
-    values_T = None if before.advantage.critic is None else before.advantage.critic.values_T
-    history = before.history if history is None else history
-    try:
-        return assign(recorded.batch, options, values_T=values_T, threshold=threshold, history=history)
-    except BatchError as error:
-        raise InputError(f"{subject}: {error}") from error
+def reassigned_step(ledger: Ledger, recorded: Recorded, changed: Mapping[str, Any]) -> Assignment:
+    """The assignment of one training step that `reassigned` yields. Reads earlier steps only if they influence it."""
+    assert recorded.assignment is not None
+    adapts = _changed(recorded.assignment.options, changed).propagation.learns or _sets_threshold(changed)
+    steps = [step for step in ledger.steps if step == recorded.step or (adapts and step < recorded.step)]
+    ((_, assignment),) = deque(reassigned(ledger, changed, steps), maxlen=1)
+    assert assignment is not None
+    return assignment
 
 
 def _changed(before: CreditOptions, changed: Mapping[str, Any]) -> CreditOptions:
