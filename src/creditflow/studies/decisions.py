@@ -5,19 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import combinations
 
 import numpy as np
 
 from creditflow.credit import Assignment
+from creditflow.credit.rewards import outcome_of
 from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
 from creditflow.engines.local.values import DecisionValues, Fidelity, fidelity
 
 FALSE_DISCOVERIES = 0.05
 """The expected share of wrong signs among the known ones, at most."""
-_MOST_SPLITS = 20_000
-"""The largest number of splits of a decision's returns to compare: 8 + 8 returns have 12,870."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +58,9 @@ def decision_rows(
     selecting, confirming = values.part(slice(half)), values.part(slice(half, None))
     columns = (values.value_D, values.error_D, selecting.value_D, confirming.value_D, confirming.error_D, advantage_D)
     number_DC, agent_D = np.stack(columns, axis=1), batch.agent_of_step[step_D]
-    sign_D = np.sign(values.value_D) * np.sign(advantage_D) * discovered(p_values(values))
+    scores = filter(None, (outcome_of(batch, s) for s in step_D))
+    bounds = [bound for score in scores for bound in (0.0, *score.range)] or [0.0, 1.0]  # 0: truncated and unscored
+    sign_D = np.sign(values.value_D) * np.sign(advantage_D) * discovered(p_values(values, min(bounds), max(bounds)))
     agrees_D = [{1.0: "yes", -1.0: "no", 0.0: "unclear"}.get(sign, "") for sign in sign_D.tolist()]
     return [
         DecisionRow(batch.step_ids[step_D[d]], batch.agent_names[agent_D[d]], agrees_D[d], *number_DC[d].tolist())
@@ -69,32 +68,25 @@ def decision_rows(
     ]
 
 
-def p_values(values: DecisionValues) -> Floats:
-    """[D] two-sided p-values of a value of 0; NaN without a return on either side.
+def p_values(values: DecisionValues, low: float = 0.0, high: float = 1.0) -> Floats:
+    """[D] two-sided p-values of a value of 0 of outcomes in [low, high]; NaN without a return on either side.
 
-    Permutation tests of the difference of means: the share of the splits of all returns into two such sides whose
-    difference is as large. All splits count if there are at most `_MOST_SPLITS`, else the recorded one and that number
-    of random ones (Phipson and Smyth 2010, "Permutation p-values should never be zero"). The tests hold for few returns
-    of 0 and 1, where the quantiles of Student's t reject equal sides too often.
+    Each return is rounded at random to `low` or `high`, which keeps its mean (Schlag 2008, "A new method for
+    constructing exact tests without making any assumptions"): sides of equal means become equal distributions. For
+    those, the permutation test of the difference of means is exact: the probability, given the number of `high`, of one
+    as large (Fisher 1935). The one return of a whole trajectory counts as the mean of its side.
     """
     rng, p_D = np.random.default_rng(0), np.full(len(values.task_D), np.nan)
     for d in np.flatnonzero(np.isfinite(values.value_D)):
-        # The shorter side first: its mean determines that of the longer one.
-        sides = sorted((side_K[np.isfinite(side_K)] for side_K in (values.after_DK[d], values.before_DK[d])), key=len)
-        pooled, n = np.concatenate(sides), len(sides[0])
-        if math.comb(len(pooled), n) <= _MOST_SPLITS:
-            split_PX = pooled[_splits(len(pooled), n)]
-        else:
-            split_PX = np.vstack([pooled, rng.permuted(np.tile(pooled, (_MOST_SPLITS, 1)), axis=1)])[:, :n]
-        gap_P = abs(split_PX.mean(axis=1) - pooled.mean())  # the first split is the recorded one
-        p_D[d] = np.mean(gap_P >= gap_P[0] - 1e-9 * abs(pooled).max())  # equal but for rounding
+        sides = [side_K[np.isfinite(side_K)] for side_K in (values.after_DK[d], values.before_DK[d])]
+        share_P = (np.concatenate(sides) - low) / (high - low)
+        high_P, n, total = rng.random(len(share_P)) < share_P, len(sides[0]), len(share_P)
+        n_high = int(high_P.sum())
+        gaps = [abs(k * total - n * n_high) for k in range(n + 1)]
+        ways = [math.comb(n_high, k) * math.comb(total - n_high, n - k) for k in range(n + 1)]
+        least = gaps[high_P[:n].sum()]
+        p_D[d] = sum(way for way, gap in zip(ways, gaps, strict=True) if gap >= least) / math.comb(total, n)
     return p_D
-
-
-@lru_cache
-def _splits(total: int, n: int) -> Ints:
-    """[P, n] each set of `n` of `total` indices; the first is 0 to n - 1."""
-    return np.array(list(combinations(range(total), n)))
 
 
 def discovered(p_D: Floats) -> Bools:
