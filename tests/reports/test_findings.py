@@ -33,23 +33,22 @@ def curve(name: str, values: Any) -> Tables:
     return Tables(metrics=[{"step": k, name: float(value)} for k, value in enumerate(values)])
 
 
-def team(rng: np.random.Generator, harm: float, training_steps: int = 10, n: int = 64, slope: float = 0.0) -> Tables:
+def team(rng: np.random.Generator, harm: float, training_steps: int = 10, n: int = 64, spread: float = 0.0) -> Tables:
     """Three scored agents. An error of `write` lowers the success rate by `harm`, other errors have no effect.
 
-    `slope`: every error rate falls and the success rate rises by it over training.
+    `spread`: tasks of 8 trajectories differ by up to this: the harder one is, the more errors and failures it has.
     """
-    counts: dict[tuple[Any, ...], int] = {}
-    for training_step in range(training_steps):
-        better = slope * training_step / training_steps
-        erred = rng.uniform(size=(n, 3)) < 0.4 - better / 2
-        ended_right = rng.uniform(size=n) < 0.7 - harm * erred[:, 1] - (0.3 - better if slope else 0.0)
-        for errors, right in zip(erred, ended_right, strict=True):
-            first = int(np.argmax(errors)) if errors.any() else -1
-            for agent, name in enumerate(("plan", "write", "check")):
-                key = (training_step, name, bool(errors[agent]), agent == first, bool(right))
-                counts[key] = counts.get(key, 0) + 1
-    names = ("training_step", "agent", "erred", "first_to_err", "ended_right")
-    return Tables(parts=[{**dict(zip(names, key, strict=True)), "scored": True, "n": n} for key, n in counts.items()])
+    parts = []
+    for _ in range(training_steps * n // 8):
+        hard = rng.uniform(-spread, spread)
+        erred = rng.uniform(size=(8, 3)) < 0.4 + hard
+        failed = rng.uniform(size=8) < 0.4 + hard + harm * erred[:, 1]
+        first = np.where(erred.any(axis=1), erred.argmax(axis=1), -1)
+        for agent, name in enumerate(("plan", "write", "check")):
+            masks = (erred[:, agent], failed, erred[:, agent] & failed, (first == agent) & failed)
+            counts = dict(zip(("erred", "failed", "joint", "first"), (int(mask.sum()) for mask in masks), strict=True))
+            parts.append({"agent": name, "scored": True, "tasks": 1, "n": 8, **counts})
+    return Tables(parts=parts)
 
 
 # ---- learning --------------------------------------------------------------------------------------------------------
@@ -131,11 +130,17 @@ def test_limiting_agent_without_rivals_is_not_compared() -> None:
     assert one.sentence.endswith("No other agent has scores, so another one may limit the team more.")
 
 
-@pytest.mark.parametrize("slope", [0.0, 0.4])
-def test_limiting_agent_is_not_claimed_of_noise(slope: float) -> None:
-    """A trend of all rates over training must not look like a cause."""
+def test_limiting_agent_needs_trajectories_of_one_task() -> None:
+    columns = ("n", "erred", "failed", "joint", "first")
+    rows = [dict.fromkeys(columns, k) | {"agent": "plan", "scored": True, "tasks": 40, "n": 1} for k in (0, 1)]
+    assert found("limiting_agent", Tables(parts=rows))[0].kind == "unknown"
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.35])
+def test_limiting_agent_is_not_claimed_of_noise(spread: float) -> None:
+    """A difference of all rates between tasks must not look like a cause."""
     rng = np.random.default_rng(2)
-    runs = [team(rng, 0.0, n=24, slope=slope) for _ in range(NULL_RUNS)]
+    runs = [team(rng, 0.0, n=24, spread=spread) for _ in range(NULL_RUNS)]
     assert sum(bool(claims("limiting_agent", tables)) for tables in runs) <= MOST_WRONG
 
 
@@ -260,7 +265,10 @@ def test_findings_of_a_run_link_to_its_trajectories(tmp_path: Path) -> None:
     ledger = Ledger.open(folder.path)
     index = indexed(ledger)
     tables = tables_of(ledger, index)
-    assert sum(row["n"] for row in tables.parts) == 12 * 20 * 3
+    assert sum(row["n"] * row["tasks"] for row in tables.parts) == 12 * 20 * 3
+    wrong = sum(int((recorded.batch.outcome == 0).sum()) for recorded in ledger)
+    assert sum(row["failed"] * row["tasks"] for row in tables.parts) == 3 * wrong
+    assert sum(row["tasks"] for row in tables.parts if row["agent"] == "plan") == 12 * 5
     (id, training_step), *_ = [one.trajectory for one in findings(tables) if one.trajectory is not None]
     batch = ledger.read(training_step).batch
     n = batch.trajectory_ids.index(id)

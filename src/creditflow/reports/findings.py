@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import repeat
 from statistics import fmean, median
 from typing import Any, Literal
 
@@ -25,6 +26,8 @@ ERROR_RATE = 0.05
 """Maximum probability of a wrong claim, for each kind of finding."""
 ENOUGH = 30
 """Minimum trajectories, or scores, on each side of a comparison."""
+_VARIANCE = 5
+"""Minimum variance of a Mantel-Haenszel test, which is an approximation."""
 _POINTS = 10
 """Minimum points of a trend."""
 _WITHHELD = 0.2
@@ -40,7 +43,9 @@ class Tables:
     metrics: Sequence[Mapping[str, Any]] = ()
     """Lines of `metrics.jsonl`, and of the means `outcome` and `sub_reward` in training, by `step`."""
     parts: Sequence[Mapping[str, Any]] = ()
-    """Numbers `n` of trajectories by `training_step`, `agent`, `scored`, `erred`, `first_to_err`, `ended_right`."""
+    """Numbers of trajectories in a task of a training step, by `agent`: `n` with a known outcome, of these `erred`,
+    `failed`, `joint` (both) and `first` (failed, and its error was the first). `scored`: whether any is scored;
+    `tasks`: the number of tasks with these numbers."""
     steps: Sequence[Mapping[str, Any]] = ()
     """Numbers of steps by `training_step` and `agent`: `assigned` credit, and `trained` with it."""
     settings: Mapping[str, Any] | None = None
@@ -101,7 +106,7 @@ def tables_of(ledger: Ledger, index: Index) -> Tables:
     """)
     return Tables(
         metrics=[*ledger.metrics(), *means],
-        parts=index.ask("FROM parts"),
+        parts=index.ask("SELECT COLUMNS(* EXCLUDE (training_step, uid)), count(*) AS tasks FROM parts GROUP BY ALL"),
         steps=index.ask("""
             SELECT training_step, agent, sum(assigned)::BIGINT AS assigned, sum(trained)::BIGINT AS trained
             FROM sums GROUP BY ALL ORDER BY training_step, agent
@@ -201,28 +206,32 @@ def _constant(tables: Tables, name: str, value: float, n: int) -> Finding:
 
 def limiting_agent(tables: Tables) -> Iterator[Finding]:
     """The agent with the most first errors in wrong trajectories, of those whose errors go with failure."""
-    rows = [row for row in tables.parts if row["ended_right"] is not None]
-    scored = sorted({row["agent"] for row in rows if row["scored"]})
-    n_wrong = max((_count(rows, agent, ended_right=False) for agent in scored), default=0)
-    n_right = max((_count(rows, agent, ended_right=True) for agent in scored), default=0)
+    rows = tables.parts
+    scored = sorted({row["agent"] for row in rows if row["scored"] and row["n"]})
+    n_wrong = max((_count(rows, agent, "failed") for agent in scored), default=0)
+    n_right = max((_count(rows, agent, "n") - _count(rows, agent, "failed") for agent in scored), default=0)
     if not scored or min(n_wrong, n_right) < ENOUGH:
         counts = f"{n_right} right and {n_wrong} wrong trajectories with scores"
         reason = counts if scored else "no agent has scores"
         yield _unknown(f"which agent limits the team: {reason}, {ENOUGH} right and {ENOUGH} wrong ones are needed")
         return
-    harmful = []
-    for agent in scored:
-        p, variance = association(_strata(rows, agent))
-        if variance >= 5 and p <= ERROR_RATE / len(scored):
-            harmful.append((_count(rows, agent, ended_right=False, first_to_err=True), agent, p))
+    tests = {agent: association(_strata(rows, agent)) for agent in scored}
+    if all(variance < _VARIANCE for _, variance in tests.values()):
+        yield _unknown("which agent limits the team: too few trajectories of one task differ in errors and in outcome")
+        return
+    harmful = [
+        (_count(rows, agent, "first"), agent, p)
+        for agent, (p, variance) in tests.items()
+        if variance >= _VARIANCE and p <= ERROR_RATE / len(scored)
+    ]
     harmful.sort(reverse=True)
     if not harmful or harmful[0][0] == 0:
         return
     first, agent, p = harmful[0]
     close = [other for n, other, _ in harmful[1:] if n and at_least(first, first + n, 0.5) > ERROR_RATE / len(harmful)]
     named = " and ".join([agent, *close])
-    n_failed = _count(rows, agent, ended_right=False)
-    erred, others = _success(rows, agent, erred=True), _success(rows, agent, erred=False)
+    n, n_erred, n_failed, joint = (_count(rows, agent, column) for column in ("n", "erred", "failed", "joint"))
+    erred, others = 1 - joint / n_erred, 1 - (n_failed - joint) / (n - n_erred)
     if len(scored) == 1 and len({row["agent"] for row in rows}) > 1:
         sentence = (
             f"Errors of {agent} go with failure: it errs in {first:,} of {n_failed:,} wrong trajectories. No other "
@@ -236,31 +245,21 @@ def limiting_agent(tables: Tables) -> Iterator[Finding]:
     bound = "" if len(scored) == 1 else f" (bound {ERROR_RATE / len(scored):.2g}, for {len(scored)} agents)"
     evidence = (
         f"trajectories in which {agent} errs end right {_share(erred)} of the time, others {_share(others)}",
-        f"Mantel-Haenszel test over training steps (1959), p {_p(p)}{bound}",
+        f"Mantel-Haenszel test over the tasks of training steps (1959), p {_p(p)}{bound}",
     )
     metric, example = _present(tables, f"reward/step_error_rate/{agent}"), (tables.examples or {}).get(agent)
     yield Finding(sentence, evidence, metric, _help_for(tables, agent), example)
 
 
-def _strata(rows: Iterable[Mapping[str, Any]], agent: str) -> list[tuple[int, int, int, int]]:
-    """For each training step: trajectories that erred and failed, erred, failed, all."""
-    strata: dict[int, list[int]] = {}
+def _strata(rows: Iterable[Mapping[str, Any]], agent: str) -> Iterator[tuple[int, int, int, int]]:
+    """For each task of a training step: trajectories that erred and failed, erred, failed, all."""
     for row in rows:
         if row["agent"] == agent:
-            table = strata.setdefault(row["training_step"], [0, 0, 0, 0])
-            erred, failed = bool(row["erred"]), not row["ended_right"]
-            for place, holds in enumerate((erred and failed, erred, failed, True)):
-                table[place] += row["n"] * holds
-    return [(both, erred, failed, n) for both, erred, failed, n in strata.values()]
+            yield from repeat((row["joint"], row["erred"], row["failed"], row["n"]), row["tasks"])
 
 
-def _count(rows: Iterable[Mapping[str, Any]], agent: str, **where: bool) -> int:
-    return sum(row["n"] for row in rows if row["agent"] == agent and all(row[key] == is_ for key, is_ in where.items()))
-
-
-def _success(rows: Sequence[Mapping[str, Any]], agent: str, *, erred: bool) -> float:
-    n = _count(rows, agent, erred=erred)
-    return _count(rows, agent, erred=erred, ended_right=True) / n if n else math.nan
+def _count(rows: Iterable[Mapping[str, Any]], agent: str, column: str) -> int:
+    return sum(row[column] * row["tasks"] for row in rows if row["agent"] == agent)
 
 
 def _help_for(tables: Tables, agent: str) -> Change:

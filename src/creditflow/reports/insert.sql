@@ -52,7 +52,9 @@ WITH acted AS (
            coalesce(bool_or(wrong), false) AS erred
     FROM taken GROUP BY training_step, number, agent
 )
-SELECT a.training_step, agent, scored, erred, agent IS NOT DISTINCT FROM erring_agent, ended_right, count(*)
+SELECT a.training_step, uid, agent, bool_or(scored), count(ended_right), count(*) FILTER (erred AND ended_right IS NOT NULL),
+       count(*) FILTER (NOT ended_right), count(*) FILTER (erred AND NOT ended_right),
+       count(*) FILTER (agent IS NOT DISTINCT FROM erring_agent AND NOT ended_right)
 FROM acted a JOIN trajectories p USING (number) GROUP BY ALL;
 
 INSERT INTO advantages

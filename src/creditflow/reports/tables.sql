@@ -13,10 +13,10 @@ CREATE TABLE sums (
     moved DOUBLE, withheld DOUBLE, advantage DOUBLE, wrong_trained BIGINT, wrong_raised BIGINT, right_trained BIGINT,
     right_lowered BIGINT
 );
--- Trajectories by what an agent did in them. `first_to_err`: the first error is of this agent.
+-- Numbers of trajectories of a task with a known outcome in which an agent acted: all, with an error of it, failed, both (joint), failed with the first error by it.
 CREATE TABLE parts (
-    training_step INTEGER, agent VARCHAR, scored BOOLEAN, erred BOOLEAN, first_to_err BOOLEAN, ended_right BOOLEAN,
-    n BIGINT
+    training_step INTEGER, uid VARCHAR, agent VARCHAR, scored BOOLEAN, n BIGINT, erred BIGINT, failed BIGINT,
+    joint BIGINT, first BIGINT
 );
 -- Steps by advantage, in bins of equal width on a logarithmic scale.
 CREATE TABLE advantages (training_step INTEGER, agent VARCHAR, bin INTEGER, n BIGINT);
