@@ -83,8 +83,8 @@ class ArmDifference:
     by_metric: dict[str, Difference]
 
 
-def differences(arms: Sequence[ArmResult], more: Sequence[tuple[str, str]] = ()) -> list[ArmDifference]:
-    """Differences of every arm to the baseline, then of the last two compared rules to earlier ones, then of `more`.
+def differences(arms: Sequence[ArmResult]) -> list[ArmDifference]:
+    """Differences of every arm to the baseline, then of the last two compared rules to earlier ones.
 
     Without an arm of the baseline rule, the first arm is the baseline. Pairs whose arms are missing are left out.
     """
@@ -92,7 +92,7 @@ def differences(arms: Sequence[ArmResult], more: Sequence[tuple[str, str]] = ())
     first, *others = compared_rules()
     baseline = first if first in by_name else arms[0].name
     pairs = [(name, baseline) for name in by_name if name != baseline]
-    further = [*((later, other) for later in others[-2:] for other in others[: others.index(later)]), *more]
+    further = [(later, other) for later in others[-2:] for other in others[: others.index(later)]]
     pairs += [pair for pair in further if set(pair) <= set(by_name) and pair not in pairs]
     return [
         ArmDifference(a.name, b.name, {of: paired_difference(a.after(of), b.after(of)) for of in COMPARED})
