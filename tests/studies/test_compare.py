@@ -22,6 +22,7 @@ from creditflow._utils.progress import Reporter
 from creditflow.config import load_recipe
 from creditflow.errors import ConfigError, DataError
 from creditflow.monitoring.evaluation import Evaluation, Example, ExampleStep
+from creditflow.reports.comparison_plot import draw_comparison
 from creditflow.reports.tables import (
     comparison_table,
     comparison_title,
@@ -247,11 +248,12 @@ def test_run_result_is_read_from_its_folder(tmp_path):
     assert found.seconds == 3.5
 
 
-def test_tables_print_names_verbatim(capsys):
+def test_tables_and_figure_print_names_verbatim(capsys, tmp_path):
     results = [arm("[a, b]", (4, 4)), arm(":x: [bold]", (6, 4))]
 
     show(":x: [bold]", comparison_table(results))
     show("differences", difference_table(differences(results)))
+    draw_comparison(tmp_path / "a.png", r"a$\frac$b", [arm(r"a$\frac$b", (4, 4))])  # not parsed as mathematics
 
     printed = capsys.readouterr().out
     assert printed.count(":x: [bold]") == 3

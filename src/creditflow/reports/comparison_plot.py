@@ -25,19 +25,21 @@ _SMOOTHING = 5
 
 def draw_comparison(path: Path, title: str, arms: Sequence[ArmResult]) -> None:
     """Write the figure of `arms` to `path` (a PNG)."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(15, 4.8), layout="constrained")
-    curves, passing, errors = figure.subplots(1, 3, width_ratios=(1.3, 1, 1))
-    figure.suptitle(title)
-    _draw_curves(curves, arms)
-    _draw_ends(passing, arms, {"pass_at_1": "sampled", "pass_at_1_greedy": "greedy"})
-    passing.set_title("pass@1 on validation tasks")
-    passing.set_ylabel("share of trajectories that pass")
-    _draw_ends(errors, arms, {"step_error_rate": "sampled"})
-    errors.set_title("step error rate on validation tasks")
-    errors.set_ylabel("share of scored steps that are wrong")
-    figure.savefig(path, dpi=120, format="png")
+    with rc_context({"text.parse_math": False}):  # a name may contain "$"
+        figure = Figure(figsize=(15, 4.8), layout="constrained")
+        curves, passing, errors = figure.subplots(1, 3, width_ratios=(1.3, 1, 1))
+        figure.suptitle(title)
+        _draw_curves(curves, arms)
+        _draw_ends(passing, arms, {"pass_at_1": "sampled", "pass_at_1_greedy": "greedy"})
+        passing.set_title("pass@1 on validation tasks")
+        passing.set_ylabel("share of trajectories that pass")
+        _draw_ends(errors, arms, {"step_error_rate": "sampled"})
+        errors.set_title("step error rate on validation tasks")
+        errors.set_ylabel("share of scored steps that are wrong")
+        figure.savefig(path, dpi=120, format="png")
 
 
 def _draw_curves(axes: Any, arms: Sequence[ArmResult]) -> None:
