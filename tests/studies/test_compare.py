@@ -512,6 +512,13 @@ def test_folder_with_other_runs_is_refused(compared, monkeypatch):
     )
 
 
+def test_folder_with_runs_of_other_tasks_is_refused(half_done):
+    file = half_done / "own" / "seed0" / "run.json"
+    file.write_text(file.read_text().replace('"data.val_files": "6 tasks', '"data.val_files": "7 tasks'))
+
+    assert "holds a run with tasks.data.val_files=7 tasks, sha256" in refusal("--no-arms")
+
+
 @pytest.fixture
 def half_done(compared, tmp_path, monkeypatch):
     """Return the folder of a comparison in which the first of two runs is not finished."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -58,6 +58,8 @@ class ArmRun:
     before: Path
     """File of the evaluation before training."""
     steps: int
+    tasks: Mapping[str, str]
+    """Number and hash of the tasks, by option."""
 
     @property
     def name(self) -> str:
@@ -177,12 +179,13 @@ def _plan(
     from creditflow.config import leaves, load_recipe, with_effect
     from creditflow.engines.common.components import build_components
     from creditflow.engines.common.guard import build_guard
+    from creditflow.engines.common.run import data_facts
     from creditflow.studies.comparison.arms import as_yaml
 
     kept = [override for override in overrides if override.partition("=")[0] not in _OWN]
     steps: dict[str, int] = {}
-    tasks = ""
-    """Fingerprint of the validation tasks, the same for all arms."""
+    evaluated_on: dict[int, str] = {}
+    """Number and hash of the validation tasks by seed, the same for all arms."""
     models: set[Path] = set()
     runs: list[ArmRun] = []
     for seed in range(recipe.config.data.seed, recipe.config.data.seed + seeds):
@@ -196,28 +199,26 @@ def _plan(
                 "trainer.val_before_train=false",  # evaluated once for all arms
             )
             resolved = load_recipe(path, settings)
+            components = build_components(resolved)
+            tasks: Any = data_facts(components, 0)["tasks"]
+            if evaluated_on.setdefault(seed, tasks["data.val_files"]) != tasks["data.val_files"]:
+                raise ConfigError(
+                    f"compare: {arm.name} and {arms[0].name} are evaluated on different tasks, so that they cannot "
+                    "be compared task by task"
+                )
             if arm.name not in steps:
                 _check_arm(path, arm, key, settings, resolved)
                 engine.expect_trainable(resolved, reporter)
-                components = build_components(resolved)
                 # Raises the errors of the guard before anything is written.
                 build_guard(resolved.config, resolved.folder, components.rewards.functions, engine.name)
-                fingerprint = _fingerprint([asdict(task) for task in components.val_tasks])
-                tasks = tasks or fingerprint
-                if fingerprint != tasks:
-                    raise ConfigError(
-                        f"compare: {arm.name} and {arms[0].name} are evaluated on different tasks, so that they cannot "
-                        "be compared task by task"
-                    )
                 steps[arm.name] = engine.total_steps(components)
                 if not steps[arm.name]:
                     raise ConfigError("trainer.total_training_steps: 0 steps would leave nothing to compare")
                 engine.prepare(resolved, models)
-            evaluated = _fingerprint(
-                {key: value for key, value in leaves(resolved.to_dict()) if key.startswith(_EVALUATED)}
-            )
+            options = {key: value for key, value in leaves(resolved.to_dict()) if key.startswith(_EVALUATED)}
+            evaluated = _fingerprint((options, tasks["data.val_files"]))
             before = folder / "before" / f"seed{seed}-{evaluated[:8]}.json"
-            runs.append(ArmRun(arm, seed, resolved, settings, target, before, steps[arm.name]))
+            runs.append(ArmRun(arm, seed, resolved, settings, target, before, steps[arm.name], tasks))
     return runs
 
 
@@ -245,8 +246,9 @@ def _is_finished(run: ArmRun, engine: str) -> bool:
         if run.folder.exists() and any(run.folder.iterdir()):
             raise InputError(f"trainer.default_local_dir: {run.folder} holds files that are not of a run")
         return False
-    existing = dict(leaves((read_facts(run.folder, engine) or {})["config"]))
-    expected = dict(leaves(json.loads(json.dumps(run.recipe.to_dict()))))
+    began = read_facts(run.folder, engine) or {}
+    existing = dict(leaves({**began["config"], "tasks": began.get("tasks", run.tasks)}))
+    expected = dict(leaves({**json.loads(json.dumps(run.recipe.to_dict())), "tasks": dict(run.tasks)}))
     for key in sorted(existing.keys() | expected.keys()):
         if existing.get(key) != expected.get(key) and not key.startswith(_UNCOMPARED):
             raise InputError(
