@@ -167,16 +167,14 @@ def test_lone_certain_sign_is_known() -> None:
     assert np.flatnonzero(discovered(p_values(values))).tolist() == [7]
 
 
-@pytest.mark.parametrize(
-    ("outcomes", "share"), [((0, 1), 0.5), ((0.4, 0.6), 0.5), ((0.5, 0.5), 0.5), ((0.1, 0.1), 0.1)]
-)
+@pytest.mark.parametrize(("outcomes", "share"), [((0, 1), 0.5), ((0.4, 0.6), 0.5), ((0.1, 0.1), 0.1)])
 def test_without_an_effect_no_sign_is_known_in_95_percent(outcomes: tuple[float, float], share: float) -> None:
     """Family-wise error: the share of audits that report any sign. Equal means, of which one side is 0 or 1."""
     rng, reported = np.random.default_rng(0), 0
     for _ in range(50):
         after, before = returns(rng, *np.full((2, 200), share), k=8).after_DK, rng.random((200, 8)) < share
-        values = DecisionValues(np.arange(200), np.take(outcomes, after.astype(int)), before.astype(float))
-        reported += discovered(p_values(values)).any()
+        sides = np.take(outcomes, after.astype(int)), before.astype(float)
+        reported += discovered(p_values(DecisionValues(np.arange(200), *sides))).any()
     assert reported <= 0.05 * 50
 
 
