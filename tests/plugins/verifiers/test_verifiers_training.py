@@ -209,6 +209,7 @@ def test_nemo_gym_trains(tmp_path: Path, model_folder: Path, tools_url: str) -> 
         ("price-desk?tools.runtime.type=docker", "the tool server shop runs in docker"),
         ("boxed", "BoxedTask needs a container"),
         ("commanding", "CommandingTask.runs_code runs commands in the rollout's box"),
+        ("price-desk?task.judges=[{%22id%22:%22commanding%22}]", "CommandingJudge.score runs commands in the"),
     ],
 )
 def test_unusable_taskset_is_refused(tmp_path: Path, model_folder: Path, address: str, message: str) -> None:

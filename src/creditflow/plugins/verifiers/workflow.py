@@ -139,16 +139,17 @@ class RoleEnvironment:
                 raise _needs_box(where, f"the tool server {toolset.server_name} runs in {place.runtime.type}")
         if self.address.runtime == "none" and (hooks := self._commanding_hooks()):
             raise ConfigError(
-                f"{where}: {self.task_type.__name__}.{hooks[0]} runs commands in the rollout's box, which may run what "
+                f"{where}: {hooks[0]} runs commands in the rollout's box, which may run what "
                 "a model wrote; creditflow gives no box. runtime=subprocess lets it run them on this machine, without "
                 "a sandbox"
             )
 
     def _commanding_hooks(self) -> list[str]:
-        """The names of the task's hooks that read their argument `runtime`."""
+        """The names of the hooks of the task, and of its judges, that read their argument `runtime`."""
         task = self._blank()
         hooks: list[Callable[..., Any]] = [*task.hooks("reward"), *task.hooks("metric"), task.setup, task.finalize]
-        return [hook.__name__ for hook in hooks if "runtime" in signature(hook).parameters and _reads(hook, "runtime")]
+        hooks += (judge.score for judge in task.plugged_judges())
+        return [h.__qualname__ for h in hooks if "runtime" in signature(h).parameters and _reads(h, "runtime")]
 
     def _blank(self) -> Any:
         """A task without data, for the hooks that its class and its configuration declare."""

@@ -1,4 +1,4 @@
-"""A taskset whose reward runs the model's text as a program."""
+"""A taskset whose reward runs the model's text as a program, and a judge that does."""
 
 import verifiers.v1 as vf
 
@@ -15,4 +15,9 @@ class CommandingTaskset(vf.Taskset[CommandingTask]):
         yield CommandingTask(vf.TaskData(prompt="?"), self.config.task)
 
 
-__all__ = ["CommandingTaskset"]
+class CommandingJudge(vf.Judge[float, vf.JudgeConfig]):
+    async def score(self, trace: vf.Trace, runtime: vf.Runtime) -> float:
+        return float((await runtime.run(["python3", "-c", trace.last_reply], {})).exit_code == 0)
+
+
+__all__ = ["CommandingJudge", "CommandingTaskset"]
