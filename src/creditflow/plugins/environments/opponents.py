@@ -139,20 +139,8 @@ class OpponentPool(Policy):
 
     def ratings(self) -> tuple[dict[int, float], float | None]:
         """The ratings of the pool's snapshots that have played, and the learner's; the first snapshot has 0."""
-        players: list[tuple[str, int]] = [("snapshot", self.taken[0])]
-        players += sorted({("learner", since) for since, _ in self.points})
-        players += sorted({("snapshot", version) for _, version in self.points} - set(players))
-        place = {player: i for i, player in enumerate(players)}
-        points_PP = np.zeros((len(players), len(players)))
-        for (since, version), (own, others) in self.points.items():
-            i, j = place["learner", since], place["snapshot", version]
-            points_PP[i, j] += own
-            points_PP[j, i] += others
-        rated = {
-            player: float(rating)
-            for player, rating in zip(players, bradley_terry(points_PP), strict=True)
-            if np.isfinite(rating)
-        }
+        points = {(("learner", since), ("snapshot", version)): both for (since, version), both in self.points.items()}
+        rated = bradley_terry(points, ("snapshot", self.taken[0]))
         snapshots = {
             version: rated["snapshot", version] for version in self.snapshots if ("snapshot", version) in rated
         }
