@@ -217,6 +217,25 @@ def test_openenv_session_sends_seed_options_and_actions():
     assert json.loads(made.answer) == {"agent": 2.0}
 
 
+@pytest.mark.parametrize(
+    ("query", "legal", "reply", "shown"),
+    [
+        ("kind=number", [0, 1], "1", "Legal actions: 0, 1. Answer with one of them."),
+        ("kind=number", ["up", "down"], "1", "legal_actions: ['up', 'down']"),
+        ("kind=text", [0, 1], "1", "legal_actions: [0, 1]"),
+        ("kind=json", [0, 1], '{"action_id": 1}', "legal_actions: [0, 1]"),
+    ],
+)
+def test_openenv_shows_legal_actions(query, legal, reply, shown):
+    first = {"type": "observation", "data": {"observation": {"legal_actions": legal}, "done": False}}
+    made, received = run_served([first, LAST], scripted(reply), query)
+    assert made.steps[0].prompt.strip() == shown
+    assert "agent_error" not in made.info
+    assert len(received) == 2
+    refused, _ = run_served([first], scripted("7"), query)
+    assert ("7 is not legal" in refused.info.get("agent_error", "")) == shown.startswith("Legal")
+
+
 def test_openenv_action_against_the_schema_is_the_agents_fault():
     refused = {"type": "error", "data": {"code": "VALIDATION_ERROR", "message": "Invalid message"}}
     made, _ = run_served([FIRST, refused], scripted('{"x": 1}'), "kind=json")

@@ -37,7 +37,8 @@ MOST_BYTES = 1 << 20
 MOST_CHARACTERS = 16_000
 """Characters of an action that is a text."""
 _LEGAL = "legal_actions"
-"""The field of an observation that lists the numbers of legal actions, as in OpenEnv's OpenSpiel games."""
+"""The field of an observation that lists the numbers of legal actions, as in OpenEnv's OpenSpiel games. It stays in the
+observation unless replies are numbers: then the prompt lists the legal ones, and others are illegal."""
 
 
 class OpenEnvEnvironment(TextEnvironment):
@@ -133,10 +134,11 @@ class OpenEnvEnvironment(TextEnvironment):
         rewards = {SEAT: float(reward)}
         if done:
             return Turn(rewards=rewards)
-        legal = observation.pop(_LEGAL, None)
+        if (legal := _numbers(observation.get(_LEGAL)) if self._options.kind == "number" else None) is not None:
+            del observation[_LEGAL]
         if not observation.get("metadata"):  # every observation of OpenEnv has this field, mostly empty
             observation.pop("metadata", None)
-        return Turn({SEAT: observation}, {SEAT: _numbers(legal)}, rewards)
+        return Turn({SEAT: observation}, {SEAT: legal}, rewards)
 
 
 _HINTS = {"CAPACITY_REACHED": "; lower `sessions` of the address, or raise the server's max_concurrent_envs"}
