@@ -59,7 +59,7 @@ def test_trl_logs_trajectories_and_credit(trained) -> None:
     assert {"credit/mean/writer", "credit/mean/critic", "propagation/pass_rate", "reward/letters/mean"} <= log.keys()
 
 
-@pytest.mark.parametrize("weights", ["neutral", "lora", "neutral_turns"])
+@pytest.mark.parametrize("weights", ["neutral", "lora", "neutral_turns", "cut_turns"])
 def test_neutral_credit_trains_as_plain_grpo_trainer(trained, weights) -> None:
     """The outcome alone: the same losses, gradients and weights, to the bit."""
     neutral = trained[weights]

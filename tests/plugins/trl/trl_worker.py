@@ -224,7 +224,7 @@ class Meadow:
         return min(self.looks, 4) / 4
 
 
-def turn_parts(**more):
+def turn_parts(limits=None, **more):
     """Arguments for rollouts of TRL with turns that end soon and call tools often."""
     given = parts() | more
     tokenizer = given["processing_class"]
@@ -234,8 +234,8 @@ def turn_parts(**more):
         "type": "object",
         "properties": {"role": {"const": "assistant"}, "content": {"type": "string"}, "tool_calls": CALLS},
     }
-    limits = config(max_completion_length=64, max_tool_calling_iterations=3, scale_rewards="none", num_iterations=2)
-    return given | {"args": limits}
+    limits = {"max_completion_length": 64, "max_tool_calling_iterations": 3, **(limits or {})}
+    return given | {"args": config(scale_rewards="none", num_iterations=2, **limits)}
 
 
 def train_turns():
@@ -263,11 +263,11 @@ def expected_turns(batch, options):
     return list(rows.values())
 
 
-def train_neutral_turns():
+def train_neutral_turns(**limits):
     """One credit for all turns, beside TRL's own training in the same environment."""
     return compared(
-        lambda: CreditGRPOTrainer(**turn_parts(environment_factory=Meadow), credit=NEUTRAL),
-        lambda: trl.GRPOTrainer(**turn_parts(environment_factory=Meadow)),
+        lambda: CreditGRPOTrainer(**turn_parts(limits, environment_factory=Meadow), credit=NEUTRAL),
+        lambda: trl.GRPOTrainer(**turn_parts(limits, environment_factory=Meadow)),
     )
 
 
@@ -284,7 +284,8 @@ def end_of_turn():
         return replies[-1]
 
     trainer = CreditGRPOTrainer(
-        **trained, args=config(max_completion_length=64), workflow=recorded, rewards=[right], credit=NEUTRAL,
+        **trained, workflow=recorded, rewards=[right], credit=NEUTRAL,
+        args=config(max_completion_length=64),
         agents={"writer": "", "judge": AgentSpec(policy="judge")}, frozen={"judge": judge},
     )  # fmt: skip
     trainer.train()
@@ -336,5 +337,6 @@ if __name__ == "__main__":
     done = {"steps": train_team(CREDIT, FOLDER / "run"), "tokens": train_team(TOKENS)}
     adapters = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     done |= {"turns": train_turns(), "neutral_turns": train_neutral_turns(), "changed": changed()}
+    done["cut_turns"] = train_neutral_turns(max_completion_length=9, mask_truncated_completions=True)
     done |= {"neutral": train_neutral(), "lora": train_neutral(peft_config=adapters)}
     print(json.dumps({**done, "end_of_turn": end_of_turn(), "refused": refused()}))

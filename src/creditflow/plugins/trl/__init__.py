@@ -178,7 +178,7 @@ class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         rollouts = self._rollouts(inputs, n)
         if self.workflow is None:
             output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-            trajectories, places = self._turns(rollouts, output)
+            trajectories, places = self._turns(rollouts)
         else:
             trajectories = result_of(self._roll_out(rollouts, self.workflow))
         report = result_of(self._score(trajectories))
@@ -226,7 +226,13 @@ class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         async with self.rewards.open(self._clients):
             return await self.rewards.score(trajectories)
 
-    def _turns(self, rollouts: Sequence[Rollout], output: Mapping[str, Any]) -> tuple[list[Trajectory], _Places]:
+    def _generate(self, *given: Any) -> Any:
+        """Generate with TRL, and keep the tokens: TRL's batch masks those of completions that it leaves out."""
+        generated = super()._generate(*given)
+        self._generated = generated[:3]
+        return generated
+
+    def _turns(self, rollouts: Sequence[Rollout]) -> tuple[list[Trajectory], _Places]:
         """TRL's completions as trajectories, and the row and first token of each step.
 
         A step is a run of sampled tokens. Those of tools and environments are in the prompts of the steps that follow.
@@ -235,14 +241,13 @@ class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         rewards_R[self._rewards_RK.isnan().all(dim=1)] = math.nan
         outcomes = rewards_R.tolist()
         bounds = (min([0.0, *outcomes]), max([1.0, *outcomes]))
-        sampled_RC = (output["completion_mask"] * output.get("tool_mask", 1)).cpu().numpy()
         trajectories = []
         places: _Places = {}
-        for row, rollout in enumerate(rollouts):
-            prompt = output["prompt_ids"][row][output["prompt_mask"][row].bool()].tolist()
-            tokens = output["completion_ids"][row][output["completion_mask"][row].bool()].tolist()
+        prompts, completions, masks = self._generated
+        for row, (rollout, prompt, tokens) in enumerate(zip(rollouts, prompts, completions, strict=True)):
             steps = []
-            edges = np.flatnonzero(np.diff(sampled_RC[row], prepend=0, append=0)).tolist()
+            sampled = masks[row] if masks else [1] * len(tokens)
+            edges = np.flatnonzero(np.diff(sampled, prepend=0, append=0)).tolist()
             for k, (begin, end) in enumerate(zip(edges[::2], edges[1::2], strict=True)):
                 read, made = prompt + tokens[:begin], tokens[begin:end]
                 steps.append(
