@@ -72,6 +72,7 @@ def test_neutral_credit_trains_as_plain_grpo_trainer(trained, weights) -> None:
 
 
 def test_trl_responses_end_with_the_templates_turn(trained) -> None:
+    assert trained["end_of_turn"]["prompt"].startswith("!say ")  # of `chat_template_kwargs`
     ends, responses = trained["end_of_turn"]["ends"], trained["end_of_turn"]["responses"]
     assert not any(token in ends for ids in responses for token in ids[:-1])
     assert ends[0] in {ids[-1] for ids in responses}

@@ -275,7 +275,7 @@ def end_of_turn():
     """The responses of a model whose template ends a turn with another token than the tokenizer's end."""
     trained = parts()
     tokenizer = trained["processing_class"]
-    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}<|user|>{% endfor %}"
+    tokenizer.chat_template = "{% for m in messages %}{{ mark }}{{ m.content }}<|user|>{% endfor %}"
     replies, judge = [], AsyncMock(FrozenModel, **{"chat.return_value": ChatReply("yes", "stop")})
 
     async def recorded(task, team):
@@ -285,12 +285,13 @@ def end_of_turn():
 
     trainer = CreditGRPOTrainer(
         **trained, workflow=recorded, rewards=[right], credit=NEUTRAL,
-        args=config(max_completion_length=64),
+        args=config(max_completion_length=64, chat_template_kwargs={"mark": "!"}),
         agents={"writer": "", "judge": AgentSpec(policy="judge")}, frozen={"judge": judge},
     )  # fmt: skip
     trainer.train()
     end = tokenizer.convert_tokens_to_ids("<|user|>")
     return {
+        "prompt": replies[0].step.prompt,
         "ends": [end, tokenizer.eos_token_id],
         "responses": [reply.step.response_ids for reply in replies[:16]],
         "judged": [judge.chat.await_count, judge.aclose.await_count],

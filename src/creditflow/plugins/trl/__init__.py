@@ -332,7 +332,8 @@ class _TrainedModel(ChatModel):
     def __init__(self, trainer: CreditGRPOTrainer) -> None:
         model = trainer.model
         self._trainer = trainer
-        self.chat_tokenizer = ChatTokenizer(trainer._tokenizer, model.generation_config.eos_token_id)
+        options = trainer.args.chat_template_kwargs
+        self.chat_tokenizer = ChatTokenizer(trainer._tokenizer, model.generation_config.eos_token_id, options)
         self.end_ids = self.chat_tokenizer.end_ids
         self.max_positions = position_limit(model.config).tokens
 
