@@ -62,7 +62,7 @@ def by_step(trajectory):
 @outcome
 async def judged(trajectory):
     await asyncio.sleep(0)
-    return Score(0.0, status="failed", reason="expected a judge, got none")
+    return 1.0 if trajectory.answer else Score(0.0, status="failed", reason="no answer to judge")
 
 
 def plain(step, trajectory, at_least=1):
@@ -106,6 +106,11 @@ def first_character(step, trajectory):
 async def raises_late(step, trajectory):
     await asyncio.sleep(0)
     return 1.0 / len(step.response.split())
+
+
+@reward(timeout=0.01)
+async def hangs(step, trajectory):
+    await asyncio.Event().wait()
 
 
 def counts_three_steps(trajectory):
@@ -156,7 +161,7 @@ BROKEN_FUNCTIONS = {
     "can_be_loaded": [three_parameters, range_upside_down],
     "matches_an_agent": [of_nobody],
     "can_travel": [Locked()],
-    "never_raises": [first_character, raises_late],
+    "never_raises": [first_character, raises_late, hangs, lambda step, trajectory: Score(0.0, status="failed")],
     "has_the_right_shape": [counts_three_steps, one_token_too_few],
     "is_finite": [believes_nan],
     "stays_in_its_range": [grows_with_length, beyond_its_range],

@@ -257,9 +257,14 @@ def matches_an_agent(case: _RewardCase) -> Iterator[Fault]:
 
 
 def never_raises(case: _RewardCase) -> Iterator[Fault]:
-    """It raises for no text that a model may write: the score would be `failed`, and the step masked."""
-    for on, error in case.first.raised.items():
-        yield Fault(on, "a score", error)
+    """It raises for no text that a model may write: the score would be `failed`, and the step masked.
+
+    A function that gives a failed score for every input, such as a judge that cannot be reached, does not pass either.
+    """
+    yield from (Fault(on, "a score", error) for on, error in case.first.raised.items())
+    scores = [*case.first.scores.values()]
+    if scores and all(placed.score.status != "ok" and not placed.fault for placed in scores):
+        yield Fault("the function", "a score for at least one input", scores[0].score.reason)
 
 
 def has_the_right_shape(case: _RewardCase) -> Iterator[Fault]:
@@ -290,8 +295,8 @@ def is_deterministic(case: _RewardCase) -> Iterator[Fault]:
     """The same trajectory gets the same score again, independent of the trajectories scored before it."""
     again = _score(case.loaded, case.trajectories[::-1]).scores
     for on, placed in case.first.scores.items():
-        first = f"{placed.score.value} ({placed.score.status})"
-        second = f"{again[on].score.value} ({again[on].score.status})" if on in again else "an exception"
+        both = (placed, again.get(on))
+        first, second = (f"{p.score.value} ({p.score.status})" if p else "an exception" for p in both)
         if first != second:
             yield Fault(on, f"{first} again", second)
 
@@ -346,13 +351,12 @@ def _score(function: RewardFunction, trajectories: Sequence[Trajectory]) -> _Res
         for step in trajectory.steps:
             step.scores.clear()
     before = list(map(_text, copies))
-    called = [t for t in copies if function.level != "outcome" or not no_outcome(t)]
-    calls = [call for trajectory in called for call in calls_on(function, trajectory)[0]]
+    calls = [c for t in copies if function.level != "outcome" or not no_outcome(t) for c in calls_on(function, t)[0]]
     returned = result_of(run_on_loop(calls, timeout=60.0, max_in_flight=256))
     results = _Results(changed=[_where(t) for t, text in zip(copies, before, strict=True) if _text(t) != text])
     for call, result in zip(calls, returned, strict=True):
         on = _where(call.step or call.trajectory)
-        if result.traceback:
+        if result.error and (result.traceback or not result.error.startswith("expected")):
             results.raised[on] = result.error
         elif result.error:
             results.scores[on] = PlacedScore(failed_score(function, result), fault="shape")
