@@ -3,6 +3,7 @@
 import asyncio
 import re
 import subprocess
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 import yaml
@@ -71,6 +72,15 @@ def test_framework_call_becomes_a_step_of_its_agent(framework):
         assert draft in rollout.steps[1].prompt
         assert rollout.answer == final
         assert all(step.response_mask == (1,) * len(step.response_ids) for step in rollout.steps)
+
+
+def test_cancelled_rollout_ends_its_program(monkeypatch):
+    solve = load_object("with_subprocess.py:solve", FOLDER, "workflow")
+    program = Mock(returncode=None, communicate=lambda: asyncio.Event().wait())
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", AsyncMock(return_value=program))
+    with pytest.raises(TimeoutError):
+        asyncio.run(asyncio.wait_for(solve(Mock(text="?"), Mock(client_environment={})), 0.01))
+    program.kill.assert_called_once()
 
 
 LONG_PROMPTS = ["data.max_prompt_length=4000", "data.train_batch_size=1", "data.val_max_samples=1"]

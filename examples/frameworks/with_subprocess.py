@@ -25,7 +25,11 @@ async def solve(task: Task, team: Team) -> str:
         env={**os.environ, **team.client_environment},
         stdout=asyncio.subprocess.PIPE,
     )
-    said, _ = await program.communicate()
+    try:
+        said, _ = await program.communicate()
+    finally:  # a cancelled rollout must not leave its program behind
+        if program.returncode is None:
+            program.kill()
     if program.returncode:
         raise RuntimeError(f"the agents' program ended with {program.returncode}")
     return said.decode().rstrip("\n")
