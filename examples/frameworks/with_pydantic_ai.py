@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic_ai import Agent
+from pydantic_ai import Agent, UnexpectedModelBehavior
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from creditflow import Task, Team
+from creditflow import AgentError, Task, Team
 
 
 async def solve(task: Task, team: Team) -> str:
@@ -16,6 +16,9 @@ async def solve(task: Task, team: Team) -> str:
         def agent(name: str, instructions: str) -> Agent:
             return Agent(OpenAIChatModel(name, provider=provider), instructions=instructions)
 
-        draft = await agent("writer", "You write one line.").run(task.text)
-        final = await agent("editor", "You make a line better.").run(draft.output)
+        try:
+            draft = await agent("writer", "You write one line.").run(task.text)
+            final = await agent("editor", "You make a line better.").run(draft.output)
+        except UnexpectedModelBehavior as error:  # an empty response, and another after a retry
+            raise AgentError(str(error)) from error
         return str(final.output)
