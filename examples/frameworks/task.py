@@ -1,12 +1,10 @@
-"""Shared parts of the examples: a task that a random model can improve on, its rewards, and that model."""
+"""Shared parts of the examples: a task that a random model can improve on, and its rewards."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from creditflow import Step, Task, Trajectory, outcome, reward
-from creditflow.engines.models.tiny import tiny_byte_model
 
 WORDS = ("rain", "bread", "a ladder", "the sea", "moss", "an old clock", "dust", "a fox")
 
@@ -14,11 +12,6 @@ WORDS = ("rain", "bread", "a ladder", "the sea", "moss", "an old clock", "dust",
 def tasks(split: str, recipe: dict[str, Any]) -> list[Task]:
     """Eight subjects to write about."""
     return [Task("example", ({"role": "user", "content": f"Write of {word}."},), None) for word in WORDS]
-
-
-def model(recipe: dict[str, Any]) -> Path:
-    """A byte-level model with random weights, made on the spot."""
-    return tiny_byte_model()
 
 
 def share_of_letters(text: str) -> float:
