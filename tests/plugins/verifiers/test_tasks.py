@@ -48,6 +48,8 @@ def test_address_is_parsed_into_options() -> None:
         ("desk?env.=1", "expected options as name=value or env.path.to.name=value, got ''"),
         ("desk?a..b=1", "expected options as name=value"),
         ("desk?task=1&task.judges=2", "task has a value by another option"),
+        ("desk?env.taskset.label=a&label=b", "expected each option once"),
+        ("desk?id=judged", "and no id of a taskset"),
         ("desk?task.judges=2&task=1", "other options set parts of it"),
     ],
 )

@@ -64,6 +64,8 @@ def parse_address(text: str, key: str) -> VerifiersAddress:
         name.removeprefix("env.") if name.startswith("env.") else f"taskset.{name}": texts[name] for name in texts
     }
     _nested(options, where)
+    if len(options) < len(texts) or "taskset.id" in options:
+        raise DataError(f"{where}: expected each option once (env.taskset.NAME is NAME), and no id of a taskset")
     split = own.get("split")
     runtime = own.get("runtime", "none")
     if runtime not in get_args(Runtime):
