@@ -318,7 +318,8 @@ def test_remote_host_needs_a_flag():
     assert "--allow-remote" in refused("serve", RECIPE, "--host", "0.0.0.0")
 
 
-def test_busy_port_is_reported(tmp_path):
+def test_busy_port_is_reported_before_models_load(tmp_path, monkeypatch):
+    monkeypatch.setattr("creditflow.engines.local.policy_set.PolicySet.for_rollouts", None)
     with bound("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         message = f"--port: 127.0.0.1:{port} is taken or reserved; 0 takes a free one"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from creditflow._utils.files import make_folder
-from creditflow._utils.loopback import expect_loopback
+from creditflow._utils.loopback import bound, expect_loopback
 from creditflow._utils.progress import Reporter
 from creditflow.cli._options import AllowRemote, Host, Overrides, Port, Recipe, number_option
 from creditflow.errors import first_line
@@ -34,9 +34,7 @@ def serve(
     recipe: Recipe,
     overrides: Overrides = None,
     *,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="The folder for the trajectories.")] = Path(
-        "trajectories"
-    ),
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="Output folder.")] = Path("trajectories"),
     host: Host = "127.0.0.1",
     port: Port = 8322,
     idle: Annotated[float, number_option("--idle", "Seconds without a call that end a rollout.", 1, of=float)] = 3600,
@@ -55,6 +53,8 @@ def serve(
     expect_loopback(host, "needs but the API key", remote=allow_remote)
     reporter = Reporter()
     loaded = load_recipe(recipe, overrides or [])
+    make_folder(out, "--out")
+    bound(host, port).close()  # a taken port fails before the models are loaded
     with reporter.bar(f"loading {loaded.name}", announce=True, keep=False):
         from creditflow.engines.common.components import build_components
         from creditflow.engines.local.policy_set import PolicySet
@@ -62,7 +62,6 @@ def serve(
 
         components = build_components(loaded, training=False, tasks=False)
         policy_set = PolicySet.for_rollouts(loaded)
-    make_folder(out, "--out")
     asyncio.run(_serve(components, policy_set, TrajectoryWriter(out, per_file, reporter), host, port, idle, reporter))
 
 
