@@ -104,6 +104,8 @@ def test_command_exits_1_if_nothing_could_be_tried(monkeypatch: pytest.MonkeyPat
     assert result.exit_code == 1
     assert "could not be tried the service is away" in result.stdout
     assert result.stdout.splitlines()[-1] == "broken: 0 of 10 probes contained"
+    unwritten = creditflow(*CHECK, "broken", "--json", "/proc/none.json")
+    assert (unwritten.exit_code, "error: --json: /proc/none.json cannot be written" in unwritten.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(

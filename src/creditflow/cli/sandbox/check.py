@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from creditflow._utils.files import write_json
+from creditflow._utils.files import write_json, write_named
 from creditflow._utils.progress import Reporter
 from creditflow.cli._options import JsonFile, make_json_folder
 from creditflow.errors import InputError
@@ -52,7 +52,7 @@ def check(
     console.print(f"{backend}: {contained} of {len(PROBES)} probes contained", soft_wrap=True)
     if json is not None:
         facts = {"backend": backend, "options": options, "limits": asdict(box.limits), "not_bounded": not_bounded}
-        write_json(json, facts | {"probes": [asdict(verdict) for verdict in verdicts]})
+        write_named(json, lambda file: write_json(file, facts | {"probes": [*map(asdict, verdicts)]}), "--json")
     if contained < len(PROBES):
         raise typer.Exit(1)
 
