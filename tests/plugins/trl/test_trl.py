@@ -85,12 +85,13 @@ def test_connections_to_frozen_models_close_with_each_batch(trained) -> None:
 
 
 def test_trl_trainer_refuses_unsupported_options(trained) -> None:
-    loss, estimator, function, twice, agents = trained["refused"]
+    loss, estimator, function, twice, agents, longest = trained["refused"]
     assert "loss_type: expected dapo, bnpo, cispo, vespo, got 'grpo'" in loss
     assert "adv_estimator: expected one without a critic, got 'gae'" in estimator
     assert function.startswith("reward_funcs: expected none")
     assert "rewards[1]: the name 'right' is taken by rewards[0]" in twice
     assert agents == "agents: expected none without a workflow"
+    assert longest.startswith("max_completion_length: expected fewer tokens than the model's ")
 
 
 def test_trl_with_a_changed_method_is_refused(trained) -> None:

@@ -308,6 +308,7 @@ def refused():
         {"args": config(), "reward_funcs": [right]},
         {"args": config(), "rewards": [right, right]},
         {"args": config(), "workflow": None, "reward_funcs": [length]},
+        {"args": config(max_completion_length=1 << 20)},
     ]
     messages = []
     for case in cases:

@@ -144,7 +144,9 @@ class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             self._clients = {_POLICY: client}
             self._end_responses_at(sorted(client.end_ids))
             longest = self.args.max_completion_length
-            room = max(client.max_positions - longest, 1)
+            if (room := client.max_positions - longest) < 1 and sampling is None:
+                limit = f"expected fewer tokens than the model's {client.max_positions} positions, got {longest}"
+                raise ConfigError(f"max_completion_length: {limit}")
             self.sampling = sampling or Sampling(longest, room, temperature=self.args.temperature)
         self._folder = None if run_folder is None else self._create_folder(Path(run_folder))
 
