@@ -15,7 +15,7 @@ from creditflow.errors import AgentError, ConfigError, did_you_mean, first_line
 from creditflow.plugins.environments.adapters.gymnasium import GymnasiumEnvironment
 from creditflow.plugins.environments.adapters.pettingzoo import AecEnvironment, ParallelEnvironment
 from creditflow.plugins.environments.base import ENVIRONMENTS, IllegalActionError, TextEnvironment, Turn, View
-from creditflow.plugins.environments.tasks import Illegal, parse_environment_address
+from creditflow.plugins.environments.tasks import DEFAULT_TURNS, Illegal, parse_environment_address
 from creditflow.rollout import Reply, Team, Workflow
 
 Make = Callable[[Task], Any]
@@ -106,7 +106,7 @@ class _Options:
     show: Show | None = None
     read: Read | None = None
     illegal: Illegal = "error"
-    max_turns: int = 1000
+    max_turns: int = DEFAULT_TURNS
 
     def __post_init__(self) -> None:
         for name, function in (("make", self.make), ("show", self.show), ("read", self.read)):
