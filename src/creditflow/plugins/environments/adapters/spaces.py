@@ -27,7 +27,7 @@ class SpaceEnvironment(TextEnvironment):
         return space(seat) if callable(space) else space
 
     def read(self, text: str, view: View) -> Any:
-        """Return the last whole number of a reply; the reply itself, shortened, if actions are texts."""
+        """Return the last number of a reply, which must be whole; the reply itself, shortened, if actions are texts."""
         from gymnasium.spaces import Text
 
         space = self.space(view.seat)
