@@ -129,6 +129,9 @@ def test_verls_check_refuses_options_that_nothing_reads(algorithm, mode, use_v1,
         validate_config(config=config, use_reference_policy=False, use_critic=False)
     message = "algorithm.creditflow: without effect; set trainer.v1.trainer_mode=credit_sync"
     assert str(raised.value).startswith(message) == refused
+    config.algorithm = {"adv_estimator": "creditflow", "creditflow": {"propagaton": "own"}}
+    with pytest.raises(ConfigError, match="did you mean 'propagation'"):
+        validate_config(config=config, use_reference_policy=False, use_critic=False)
 
 
 @pytest.mark.parametrize(
@@ -316,7 +319,7 @@ def test_mode_writes_advantages_and_the_step_file(queue, tmp_path):
     trainer.credit, trainer.use_critic, trainer.global_steps = (
         plugin.Credit.from_config(trainer.config.algorithm),
         False,
-        1,
+        3,
     )
     trainer.tokenizer = tokenizer
     trainer._folder = plugin.run_folder(tmp_path / "run", trainer.config, 0)
@@ -347,7 +350,8 @@ def test_mode_writes_advantages_and_the_step_file(queue, tmp_path):
         np.testing.assert_allclose(np.concatenate(sampled), expected_T, rtol=1e-5, atol=1e-6)
         assert not any(row.numpy()[5:7].any() for row in in_order.values())
     ledger = Ledger.open(tmp_path / "run")
-    recorded = ledger.read(1).batch
+    recorded = ledger.read(3).batch
+    assert set(recorded.policy_version) == {2}
     assert recorded.prompts[:3] == ("planner a?", "planner a?plan:do", "solver a?")
     assert recorded.responses[:2] == ("plan:", " it")
     assert recorded.logprobs[:8].tolist() == log_probs.numpy()[np.array(mask) > 0].tolist()

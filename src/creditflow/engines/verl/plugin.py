@@ -425,6 +425,7 @@ class CreditMode:
             step_ids=tuple(f"{trajectory_ids[n]}/{i}" for n, i in places),
             prompts=tuple(prompts),
             responses=tuple(responses),
+            policy_version=np.full(batch.n_steps, self.global_steps - 1),
             response_ids=data["responses"].to_padded_tensor(0).int().numpy()[turns.token_T],
             logprobs=data[log_probs].to_padded_tensor(0).double().numpy()[turns.token_T],
         )
@@ -485,13 +486,15 @@ def _resumes(trainer: Any) -> bool:
     return saved or bool(trainer.resume_mode == "resume_path")
 
 
-def expect_chosen(config: Any) -> None:
-    """Raise ConfigError for options of credit that neither a mode nor the estimator reads: verl would ignore them."""
+def check_options(config: Any) -> None:
+    """Raise ConfigError for wrong options of credit, and for those that neither a mode nor the estimator reads."""
     from omegaconf import OmegaConf
 
     mode = str(OmegaConf.select(config, "trainer.v1.trainer_mode"))
     is_mode = mode.startswith(PREFIX) and OmegaConf.select(config, "trainer.use_v1", default=True)
-    if "creditflow" in config.algorithm and not is_mode and config.algorithm.adv_estimator != ESTIMATOR:
+    if is_mode or config.algorithm.adv_estimator == ESTIMATOR:
+        Credit.from_config(config.algorithm)
+    elif "creditflow" in config.algorithm:
         raise ConfigError(
             f"{KEY}: without effect; set trainer.v1.trainer_mode={PREFIX}sync (and trainer.use_v1=true, verl's "
             f"default) or algorithm.adv_estimator={ESTIMATOR}"
@@ -538,7 +541,7 @@ def _add_check(configs: Any) -> None:
 
     @wraps(verls := configs.validate_config)
     def validate_config(config: Any, *args: Any, **kwargs: Any) -> None:
-        expect_chosen(config)
+        check_options(config)
         verls(config, *args, **kwargs)
 
     configs.validate_config = validate_config

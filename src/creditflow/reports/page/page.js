@@ -237,7 +237,7 @@
       ["agent", "", "", (a) => named(a.agent)], ["steps", "n", "in all training steps", (a) => count(a.steps)], ["scored", "n", "of its steps", (a) => percent(a.scored)],
       ["mean score (0 to 1)", "n", "1 is right", (a) => number(a.sub_reward)], ["wrong", "n", "of its scored steps: a score below the maximum", (a) => percent(a.error_rate)],
       ...(gated ? [["open gates", "n", "of its scored steps", (a) => percent(a.pass_rate)], ["threshold (0 to 1)", "n", "the last one in force", (a) => number(a.threshold, 2)]] : []),
-      ["mean credit (reward)", "n", "credit is in units of reward", (a) => signed(a.credit)], ["share of credit", "n", "of the absolute credit of all agents", (a) => percent(a.share)],
+      ["mean credit (reward)", "n", "credit is in units of reward", (a) => signed(a.credit)], ["share of |credit|", "n", "of all agents; credit below 0 counts like credit above 0", (a) => percent(a.share)],
       ...(gated ? [["withheld (reward)", "n", "credit withheld at its closed gates, summed", withheld]] : []),
       ["wrong but raised", "n", "of its wrong steps: those with a positive advantage", (a) => percent(a.wrong_raised)], ["right but lowered", "n", "of its right steps: those with a negative advantage", (a) => percent(a.right_lowered)],
     ];
