@@ -3,7 +3,7 @@
 import asyncio
 import re
 import subprocess
-from unittest.mock import AsyncMock, Mock
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -74,13 +74,29 @@ def test_framework_call_becomes_a_step_of_its_agent(framework):
         assert all(step.response_mask == (1,) * len(step.response_ids) for step in rollout.steps)
 
 
-def test_cancelled_rollout_ends_its_program(monkeypatch):
+def test_cancelled_rollout_ends_its_program():
     solve = load_object("with_subprocess.py:solve", FOLDER, "workflow")
-    program = Mock(returncode=None, communicate=lambda: asyncio.Event().wait())
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", AsyncMock(return_value=program))
-    with pytest.raises(TimeoutError):
-        asyncio.run(asyncio.wait_for(solve(Mock(text="?"), Mock(client_environment={})), 0.01))
-    program.kill.assert_called_once()
+
+    async def main():
+        connected, disconnected = asyncio.Event(), asyncio.Event()
+
+        async def never_answer(reader, writer):
+            connected.set()
+            await reader.read()  # until the program has ended
+            disconnected.set()
+            writer.close()
+
+        async with await asyncio.start_server(never_answer, "127.0.0.1", 0) as server:
+            host, port = server.sockets[0].getsockname()
+            variables = {"OPENAI_BASE_URL": f"http://{host}:{port}/v1", "OPENAI_API_KEY": "key", "no_proxy": host}
+            rollout = asyncio.create_task(
+                solve(SimpleNamespace(text="?"), SimpleNamespace(client_environment=variables))
+            )
+            await connected.wait()
+            rollout.cancel()
+            await asyncio.wait_for(disconnected.wait(), 60)
+
+    asyncio.run(main())
 
 
 LONG_PROMPTS = ["data.max_prompt_length=4000", "data.train_batch_size=1", "data.val_max_samples=1"]
