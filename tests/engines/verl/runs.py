@@ -42,16 +42,6 @@ Servers = Literal["transformers", "vllm"]
 """The back ends of rollout servers."""
 
 
-def mode_options(mode: str, n_ranks: int = 1) -> tuple[str, ...]:
-    """verl's options for a trainer mode; `separate_async` gets as many devices for rollouts as for training."""
-    separate = (
-        "actor_rollout_ref.rollout.nnodes=1",
-        f"actor_rollout_ref.rollout.n_gpus_per_node={n_ranks}",
-        "actor_rollout_ref.rollout.checkpoint_engine.backend=file",
-    )
-    return (f"trainer.v1.trainer_mode={mode}", *(separate if mode.endswith("separate_async") else ()))
-
-
 @dataclass(frozen=True)
 class Run:
     """The content of a run's folder."""

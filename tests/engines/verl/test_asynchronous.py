@@ -15,8 +15,10 @@ from tests.paths import TOY
 
 pytest.importorskip("verl_cpu")
 
+from verl_cpu import mode_options
+
 from tests.builders import mostly_slow
-from tests.engines.verl.runs import TWO_POLICIES, Run, mode_options, run
+from tests.engines.verl.runs import TWO_POLICIES, Run, run
 
 pytestmark = pytest.mark.usefixtures("verl_ray")
 

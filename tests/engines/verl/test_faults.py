@@ -17,9 +17,11 @@ from tests.paths import TOYS
 
 pytest.importorskip("verl_cpu")
 
+from verl_cpu import mode_options
+
 from creditflow.errors import ConfigError, CreditflowError
 from creditflow.runs.run_folder import read_events
-from tests.engines.verl.runs import Run, mode_options, run
+from tests.engines.verl.runs import Run, run
 from tests.rewards.processes import HANG_S, alive, descendants, until
 
 FAULTS = """

@@ -7,10 +7,12 @@ import pytest
 
 pytest.importorskip("verl_cpu")
 
+from verl_cpu import mode_options
+
 from creditflow.engines.verl.options import MODES
 from creditflow.monitoring.guard import GuardStop
 from creditflow.runs.run_folder import read_events
-from tests.engines.verl.runs import Run, mode_options, run
+from tests.engines.verl.runs import Run, run
 from tests.paths import TOY
 
 RULE = """

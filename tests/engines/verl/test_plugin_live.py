@@ -2,8 +2,10 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,80 +13,55 @@ import pytest
 
 pytest.importorskip("verl")
 
-import verl_cpu
-
-from creditflow.engines.models.tiny import tiny_byte_model
 from creditflow.reports.detail import Spelling
 from creditflow.runs import Ledger
-from tests.engines.verl.runs import mode_options
 from tests.paths import ROOT
-from tests.test_coming_from import BLOCK
+from tests.test_docs_code import BLOCK
+
+pytest.importorskip("verl_cpu")
 
 pytestmark = pytest.mark.slow
-SUMS = {"3 + 8 =": "11", "9 + 4 =": "13", "7 + 5 =": "12", "6 + 8 =": "14"}
-BY_DIGITS = """def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    return min(1.0, sum(c.isdigit() for c in solution_str) / 4)
-"""
+PROGRAM = "python3 -m verl.trainer.main_ppo"
 
 
-def train(folder: Path, *options: str) -> list[dict[str, float]]:
-    """Train three steps in verl's own program; returns verl's metrics of each."""
-    rows = [
-        {
-            "data_source": "sums",
-            "prompt": [{"role": "user", "content": text}],
-            "reward_model": {"style": "rule", "ground_truth": result},
-            "extra_info": {"index": i},
-        }
-        for i, (text, result) in enumerate(SUMS.items())
-    ]
-    (folder / "tasks.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (folder / "score.py").write_text(BY_DIGITS)
-    for file, _, text in BLOCK.findall((ROOT / "docs/how_to/inside_verl.md").read_text()):
+def train(folder: Path, *options: str, without: Sequence[str] = ()) -> list[dict[str, float]]:
+    """Run the page's command on a CPU; returns verl's metrics of each training step.
+
+    `options` follow those of the command, whose lines with a text of `without` are left out.
+    """
+    blocks = BLOCK.findall((ROOT / "docs/how_to/inside_verl.md").read_text())
+    for file, _, text in blocks:
         if file:
             (folder / file).write_text(text)
-    overrides = [
-        *(f"data.train_files={folder}/tasks.jsonl", f"data.val_files={folder}/tasks.jsonl", "data.train_batch_size=4"),
-        *("data.max_prompt_length=128", "data.max_response_length=16"),
-        *(f"actor_rollout_ref.model.path={tiny_byte_model()}", "actor_rollout_ref.actor.optim.lr=1e-3"),
-        *("actor_rollout_ref.actor.ppo_mini_batch_size=4", "actor_rollout_ref.actor.use_dynamic_bsz=true"),
-        *("actor_rollout_ref.rollout.n=4", f"reward.custom_reward_function.path={folder}/score.py"),
-        *("trainer.total_training_steps=3", "trainer.total_epochs=3", "trainer.val_before_train=false"),
-        *("trainer.test_freq=-1", "trainer.save_freq=-1", f"trainer.default_local_dir={folder}/checkpoints"),
-        *("trainer.logger=[file]", f"trainer.project_name={folder}", "trainer.experiment_name=metrics"),
-    ]
-    ray = ("num_cpus=16", "+num_gpus=2", "+include_dashboard=false", "+object_store_memory=536870912")
-    overrides += [f"{'+' * ('+' in o)}ray_kwargs.ray_init.{o.lstrip('+')}" for o in ray]
-    path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT / "src"), str(ROOT), str(folder)])
+    command = next(text for _, _, text in blocks if PROGRAM in text)
+    lines = command[command.index("export PYTHONPATH") :].replace(PROGRAM, f"{sys.executable} -m verl_cpu").splitlines()
+    logged = ("trainer.logger=[file]", f"trainer.project_name={folder}", "trainer.experiment_name=metrics")
+    more = (*logged, f"trainer.default_local_dir={folder}/checkpoints", "actor_rollout_ref.actor.optim.lr=1e-3")
+    kept = [line.removesuffix("\\") for line in lines if not any(text in line for text in without)]
+    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT / "src"), str(ROOT)]))
     done = subprocess.run(
-        [sys.executable, "-m", "verl.trainer.main_ppo", *overrides, *verl_cpu.options(1), *options],
-        env={**os.environ, **verl_cpu.environment(), "PYTHONPATH": path},
+        ["bash", "-ec", "\n".join([kept[0], " ".join([*kept[1:], shlex.join([*more, *options])])])],
+        env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
         cwd=folder,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    lines = [json.loads(line)["data"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if "critic/advantages/mean" in line]
-
-
-def loop(folder: Path) -> tuple[str, ...]:
-    agent = "actor_rollout_ref.rollout.agent"
-    return f"{agent}.default_agent_loop=planner_solver", f"{agent}.agent_loop_config_path={folder}/loops.yaml"
+    rows = [json.loads(line)["data"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if "critic/advantages/mean" in row]
 
 
 @pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
 def test_mode_trains_on_the_advantages_of_assign(tmp_path, mode):
-    run = tmp_path / "run"
-    options = (
-        *("algorithm.adv_estimator=grpo", f"+algorithm.creditflow.folder={run}"),
-        *mode_options(f"credit_{mode}"),
-        *(["trainer.v1.separate_async.parameter_sync_step=1"] if mode == "separate_async" else []),
-    )
-    steps = train(tmp_path, *loop(tmp_path), *options, "+algorithm.creditflow.propagation=threshold")
+    options = [f"trainer.v1.trainer_mode=credit_{mode}", "algorithm.creditflow.propagation=threshold"]
+    options += ["trainer.v1.separate_async.parameter_sync_step=1"] if mode == "separate_async" else []
+    steps = train(tmp_path, *options)
+    (run,) = (tmp_path / "runs").iterdir()
     ledger = Ledger.open(run)
     assert ledger.steps == (1, 2, 3)
+    tasks = [json.loads(line) for line in (tmp_path / "tasks.jsonl").read_text().splitlines()]
+    truths = {task["prompt"][0]["content"]: task["reward_model"]["ground_truth"] for task in tasks}
     for number, verl_metrics in zip(ledger.steps, steps, strict=True):
         recorded = ledger.read(number)
         batch, credit = recorded.batch, recorded.assignment
@@ -92,8 +69,9 @@ def test_mode_trains_on_the_advantages_of_assign(tmp_path, mode):
         assert batch.agent_names == ("planner", "solver")
         assert np.isnan(batch.scores[1::2]).all()  # planners alone have scores
         assert np.std(batch.scores[::2]) > 0.05
-        assert {task.text: task.ground_truth for task in batch.tasks}.items() <= SUMS.items()
+        assert {task.text: task.ground_truth for task in batch.tasks}.items() <= truths.items()
         assert list(batch.answers) == list(batch.responses[1::2])
+        assert (batch.policy_version == number - 1).all() or mode == "separate_async"
         for name, value in {"mean": token_T.mean(), "max": token_T.max(), "min": token_T.min()}.items():
             assert verl_metrics[f"critic/advantages/{name}"] == pytest.approx(value, abs=1e-5)
         assert token_T.std() > 0.1
@@ -105,7 +83,8 @@ def test_mode_trains_on_the_advantages_of_assign(tmp_path, mode):
 
 
 def test_estimator_trains_verls_own_rows(tmp_path):
-    steps = train(tmp_path, "algorithm.adv_estimator=creditflow", "+algorithm.creditflow.group_by=task")
+    credit = ("algorithm.adv_estimator=creditflow", "+algorithm.creditflow.group_by=task")
+    steps = train(tmp_path, *credit, without=("rollout.agent.", "algorithm.", "trainer_mode"))
     assert len(steps) == 3
     for verl_metrics in steps:
         assert verl_metrics["critic/advantages/max"] > 0.1 > -0.1 > verl_metrics["critic/advantages/min"]

@@ -20,11 +20,12 @@ pytest.importorskip("vllm")
 pytest.importorskip("verl_cpu")
 
 import yaml
+from verl_cpu import mode_options
 
 from creditflow.config import load_recipe
 from creditflow.engines.models.folders import model_folder
 from creditflow.errors import CreditflowError
-from tests.engines.verl.runs import CHAIN, SMALL, Run, mode_options, recomputed, run
+from tests.engines.verl.runs import CHAIN, SMALL, Run, recomputed, run
 from tests.paths import RECIPES
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("verl_ray")]

@@ -52,6 +52,16 @@ _VLLM = (
 )
 
 
+def mode_options(mode: str, n_ranks: int = 1) -> tuple[str, ...]:
+    """verl's options for a trainer mode; `separate_async` gets as many devices for rollouts as for training."""
+    separate = (
+        "actor_rollout_ref.rollout.nnodes=1",
+        f"actor_rollout_ref.rollout.n_gpus_per_node={n_ranks}",
+        "actor_rollout_ref.rollout.checkpoint_engine.backend=file",
+    )
+    return (f"trainer.v1.trainer_mode={mode}", *(separate if mode.endswith("separate_async") else ()))
+
+
 def environment() -> dict[str, str]:
     """Environment variables to set before Ray starts, so that all its processes inherit them."""
     return {
