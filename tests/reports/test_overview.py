@@ -12,9 +12,12 @@ import pytest
 from creditflow.credit import assign
 from creditflow.data import RIGHT, TrajectoryBatch
 from creditflow.errors import DataError
+from creditflow.reports.detail import trajectory_graph
+from creditflow.reports.findings import tables_of
 from creditflow.reports.index import Filter, Index
 from creditflow.reports.overview import POINTS, advantages, names_of, of_agents, overview, thinned
 from creditflow.reports.run_report import samples
+from creditflow.reports.why import worth_a_look
 from creditflow.runs import Ledger, RunFolder
 from creditflow.runs.sql import connect
 from tests.builders import batch_of, credit_options, make_trajectory, step
@@ -42,6 +45,30 @@ def test_agent_rows_are_means_of_ledger_columns(tmp_path: Path) -> None:
             assert row["pass_rate"] == pytest.approx(every("credit.gate_open_S").mean())
             assert row["wrong_raised"] == pytest.approx((every("advantage.advantage_S")[wrong] > 0).mean())
     assert sum(row["share"] for row in rows.values()) == pytest.approx(1.0)
+
+
+def test_untrained_policies_have_no_credit_in_sums(tmp_path: Path) -> None:
+    config = {"policies": {"default": {}, "it's old": {"trainable": False}}}
+    folder = RunFolder.create(tmp_path / "run", {"config": config}, "")
+    frozen = {"policy": "it's old", "response_mask": (0, 0)}
+    made = [
+        make_trajectory(str(k), [step("write", k / 7, tokens=2), step("rival", k % 2, tokens=2, **frozen)], outcome=0.0)
+        for k in range(8)
+    ]
+    write_step(folder, 1, batch_of(*made), propagation="own")
+    ledger = Ledger.open(folder.path)
+    index, recorded = indexed(ledger), ledger.read(1)
+    assert recorded.assignment is not None
+    assert recorded.assignment.groups.trained_S.all()
+    rival, write = of_agents(index)
+    assert (rival["steps"], rival["scored"], rival["error_rate"], rival["share"]) == (8, 1.0, 0.5, None)
+    assert (rival["credit"], rival["wrong_raised"], rival["right_lowered"]) == (None, None, None)
+    assert write["share"] == 1.0
+    assert list(advantages(index)["agents"]) == ["write"]
+    assert [row["assigned"] for row in tables_of(ledger, index).steps] == [0, 8]
+    assert overview(ledger, index)["left_out"] == []
+    assert [s["trained"] for s in trajectory_graph(recorded, "3")["steps"]] == [True, False]
+    assert {recorded.batch.agent_of_step[s] for s, _ in worth_a_look(recorded.assignment)} == {0}
 
 
 def test_folder_named_key_value_does_not_change_columns(tmp_path: Path) -> None:

@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 
 from creditflow._utils.files import json_ready
-from creditflow._utils.sections import checked
-from creditflow.config import PolicyConfig
 from creditflow.credit import Assignment, explain
 from creditflow.credit.records import NOTHING, UNKNOWN
 from creditflow.data import TRAJECTORY_STATUSES, TrajectoryBatch
-from creditflow.errors import ConfigError, UnknownIdError
+from creditflow.errors import UnknownIdError
+from creditflow.reports.index import policies_of
 from creditflow.reports.text import SHOWN, cut
-from creditflow.reports.why import first_error, terms, tree
+from creditflow.reports.why import first_error, is_trained, terms, tree
 from creditflow.rollout.chat import pieces
 from creditflow.runs import Ledger, Recorded
 
@@ -94,7 +93,7 @@ def _node(batch: TrajectoryBatch, a: Assignment | None, s: int, longest: int) ->
             "failed": bool(a.rewards.failed_S[s]),
             "gate_open": None if a.credit.gate_open_S is None else bool(a.credit.gate_open_S[s]),
             "threshold": None if a.credit.threshold_S is None else float(a.credit.threshold_S[s]),
-            "trained": bool(a.groups.trained_S[s]),
+            "trained": bool(is_trained(a)[s]),
             "credit": float(a.credit.total_S[s]),
             "advantage": float(a.advantage.advantage_S[s]),
         }
@@ -178,10 +177,7 @@ class Spelling:
 
     def __init__(self, ledger: Ledger) -> None:
         self._folder = ledger.path
-        config = ledger.run.get("config")
-        policies = config.get("policies") if isinstance(config, dict) else None
-        sections = policies if isinstance(policies, dict) else {}
-        self._trained = [name for name, policy in sections.items() if _is_trained(policy)]
+        self._trained = [name for name, trained in policies_of(ledger).items() if trained]
         self._found: dict[str, Pieces] = {}
 
     def for_policy(self, policy: str) -> Pieces | None:
@@ -211,10 +207,3 @@ class Spelling:
         leads = self._trained[:1] in ([], [policy])
         unnamed = {(): leads and len(self._trained) < 2, ("actor", "huggingface"): leads}
         return unnamed.get(folders, policy in folders[:2])
-
-
-def _is_trained(policy: object) -> bool:
-    try:
-        return checked(PolicyConfig, policy).trained
-    except ConfigError:  # an option of a distribution that is not installed
-        return False

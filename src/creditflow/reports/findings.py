@@ -47,7 +47,7 @@ class Tables:
     `failed`, `joint` (both) and `first` (failed, and its error was the first). `scored`: whether any is scored;
     `tasks`: the number of tasks with these numbers."""
     steps: Sequence[Mapping[str, Any]] = ()
-    """Numbers of steps by `training_step` and `agent`: `assigned` credit, and `trained` with it."""
+    """Numbers of steps by `training_step` and `agent`: with credit by a trained policy (`assigned`), and `trained`."""
     settings: Mapping[str, Any] | None = None
     """The configuration by dotted key."""
     examples: Mapping[str, tuple[str, int]] | None = None
@@ -108,7 +108,7 @@ def tables_of(ledger: Ledger, index: Index) -> Tables:
         metrics=[*ledger.metrics(), *means],
         parts=index.ask("SELECT COLUMNS(* EXCLUDE (training_step, uid)), count(*) AS tasks FROM parts GROUP BY ALL"),
         steps=index.ask("""
-            SELECT training_step, agent, sum(assigned)::BIGINT AS assigned, sum(trained)::BIGINT AS trained
+            SELECT training_step, agent, sum(trainable)::BIGINT AS assigned, sum(trained)::BIGINT AS trained
             FROM sums GROUP BY ALL ORDER BY training_step, agent
         """),
         settings=settings(ledger, index),

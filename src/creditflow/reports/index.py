@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from creditflow._utils.files import json_ready
+from creditflow._utils.sections import checked
+from creditflow.config import PolicyConfig
 from creditflow.credit.records import CreditOptions
-from creditflow.errors import CreditflowError, DataError, InputError, did_you_mean, first_line
+from creditflow.errors import ConfigError, CreditflowError, DataError, InputError, did_you_mean, first_line
 from creditflow.runs import Ledger
 from creditflow.runs.sql import TRAINING_STEP, database, source_of
 from creditflow.runs.step_files import expect_readable, options_of
@@ -38,7 +40,7 @@ _MEMORY = "1GB"
 
 _SQL = resources.files("creditflow.reports")
 _CREDIT = {
-    **dict.fromkeys(("scored", "failed", "gate_open", "trained"), "BOOLEAN"),
+    **dict.fromkeys(("scored", "gate_open", "trained"), "BOOLEAN"),
     **dict.fromkeys(("threshold", "credit", "withheld", "advantage"), "DOUBLE"),
 }
 """Columns of a step file with credit, and their SQL types; those of gates exist only for rules with gates."""
@@ -191,7 +193,15 @@ class Index:
         try:
             columns = [row[0] for row in connection.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()]
             has_credit = "advantage" in columns
-            credit = [name if name in columns else f"NULL::{type} AS {name}" for name, type in _CREDIT.items()]
+            are_trained = policies_of(self.ledger)
+            # Without a trained policy, the loss includes the steps of all.
+            names = [name for name, trained in are_trained.items() if any(are_trained.values()) and not trained]
+            untrained = ", ".join("'" + name.replace("'", "''") + "'" for name in names) or "NULL"
+            changed = {"trained": f"CASE WHEN policy IN ({untrained}) THEN NULL ELSE trained END"}
+            credit = [
+                f"{changed.get(name, name) if name in columns else f'NULL::{type}'} AS {name}"
+                for name, type in _CREDIT.items()
+            ]
             parts = {
                 "training_step": TRAINING_STEP,
                 "number": NUMBER,
@@ -258,6 +268,20 @@ def _portions(steps: Sequence[int], there: Mapping[int, Signature]) -> Iterator[
 def _reason(error: Exception, file: Path) -> str:
     """The error's first line without the file's name, so that equal reasons of several files are one notice."""
     return first_line(error).removeprefix(f"{file}: ").replace(str(file), file.name)
+
+
+def policies_of(ledger: Ledger) -> dict[str, bool]:
+    """Whether each policy of the run's recipe is trained, by name."""
+    config = ledger.run.get("config")
+    sections = config.get("policies") if isinstance(config, dict) else None
+    return {name: _is_trained(section) for name, section in sections.items()} if isinstance(sections, dict) else {}
+
+
+def _is_trained(section: object) -> bool:
+    try:
+        return checked(PolicyConfig, section).trained
+    except ConfigError:  # an option of a distribution that is not installed
+        return False
 
 
 def _signature(ledger: Ledger, step: int) -> Signature | None:

@@ -1,5 +1,5 @@
 -- Adds step files to the index. Names in braces are filled in: source is the files as a table, credit_columns and
--- sub_reward are null in files without credit, and the columns of gates in files of a rule without gates. A trajectory ended right if its outcome, rescaled from its range, is at
+-- sub_reward are null in files without credit, and the columns of gates in files of a rule without gates; trained is null for steps of an untrained policy. A trajectory ended right if its outcome, rescaled from its range, is at
 -- the maximum, as `trajectory.RIGHT` defines it. A step's index is its place in its trajectory, whose rows are adjacent.
 CREATE OR REPLACE TEMP TABLE taken AS
 SELECT training_step, number, position, agent, least(turn, {last_turn}) AS turn, sub_reward, {credit_names},
@@ -37,9 +37,9 @@ WHERE prompt IS NOT NULL AND task_key NOT IN (SELECT task_key FROM tasks) GROUP 
 INSERT INTO steps SELECT number, agent, sub_reward, gate_open FROM taken;
 
 INSERT INTO sums
-SELECT training_step, agent, turn, count(*), count(trained), count(*) FILTER (WHERE scored),
-       count(*) FILTER (WHERE failed), count(*) FILTER (WHERE wrong), count(*) FILTER (WHERE scored AND gate_open),
-       count(*) FILTER (WHERE scored AND NOT gate_open), count(*) FILTER (WHERE trained), sum(sub_reward),
+SELECT training_step, agent, turn, count(*), count(scored), count(*) FILTER (WHERE scored),
+       count(*) FILTER (WHERE wrong), count(*) FILTER (WHERE scored AND gate_open),
+       count(*) FILTER (WHERE scored AND NOT gate_open), count(trained), count(*) FILTER (WHERE trained), sum(sub_reward),
        max(threshold), sum(credit) FILTER (WHERE trained), sum(abs(credit)) FILTER (WHERE trained),
        sum(abs(withheld)) FILTER (WHERE NOT isnan(withheld)), sum(advantage) FILTER (WHERE trained),
        count(*) FILTER (WHERE trained AND wrong), count(*) FILTER (WHERE trained AND wrong AND advantage > 0), count(*) FILTER (WHERE trained AND NOT wrong),

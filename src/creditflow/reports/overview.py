@@ -20,7 +20,7 @@ from creditflow.credit.records import CreditOptions
 from creditflow.errors import DataError
 from creditflow.monitoring.catalog import Metric, Names, described
 from creditflow.monitoring.notices import failure_summary, idle_gate_summary, rollout_summary
-from creditflow.reports.index import PER_E, Index
+from creditflow.reports.index import PER_E, Index, policies_of
 from creditflow.reports.plugin_tables import plugin_tables
 from creditflow.reports.text import cut, in_yaml
 from creditflow.runs import Ledger
@@ -221,7 +221,7 @@ def curves(ledger: Ledger) -> dict[str, Any]:
     names = Names(
         agents=_matches(points, "credit/mean/(.+)"),
         functions=_matches(points, "timing/reward_s/(.+)"),
-        policies=(*_matches(points, "([^/]+)/actor/[^/]+"), *_policies(ledger)),
+        policies=(*_matches(points, "([^/]+)/actor/[^/]+"), *policies_of(ledger)),
         rules=_matches(points, "guard/on/(.+)"),
     )
     metrics = {name: described(name, names) or Metric(name, "", "", "") for name in points}
@@ -234,12 +234,6 @@ def curves(ledger: Ledger) -> dict[str, Any]:
         }
         for name, metric in metrics.items()
     }
-
-
-def _policies(ledger: Ledger) -> Iterable[str]:
-    """The policies of the run's recipe."""
-    config = ledger.run.get("config")
-    return config.get("policies") or () if isinstance(config, dict) else ()
 
 
 def _matches(metrics: Iterable[str], pattern: str) -> tuple[str, ...]:
@@ -274,7 +268,6 @@ _MEASURES = {
     "advantage": "sum(advantage) / sum(trained)",
     "wrong_raised": "sum(wrong_raised) / sum(wrong_trained)",
     "right_lowered": "sum(right_lowered) / sum(right_trained)",
-    "failed": "sum(failed) / sum(assigned)",
 }
 """Statistics of a set of steps, by name, as SQL over the table `sums`. A division by 0 is null, as is the pass rate,
 the threshold and the withheld credit of a rule without gates."""

@@ -6,10 +6,10 @@ CREATE TABLE trajectories (
 CREATE TABLE tasks (task_key UBIGINT, prompt VARCHAR);
 -- For filters.
 CREATE TABLE steps (number BIGINT, agent VARCHAR, sub_reward DOUBLE, gate_open BOOLEAN);
--- Sums over steps, for statistics. The last turns share one row.
+-- Sums over steps, for statistics. `assigned` steps have credit; `trainable` ones are also by a trained policy. The last turns share one row.
 CREATE TABLE sums (
-    training_step INTEGER, agent VARCHAR, turn INTEGER, n BIGINT, assigned BIGINT, scored BIGINT, failed BIGINT,
-    wrong BIGINT, opened BIGINT, shut BIGINT, trained BIGINT, sub_reward DOUBLE, threshold DOUBLE, credit DOUBLE,
+    training_step INTEGER, agent VARCHAR, turn INTEGER, n BIGINT, assigned BIGINT, scored BIGINT, wrong BIGINT,
+    opened BIGINT, shut BIGINT, trainable BIGINT, trained BIGINT, sub_reward DOUBLE, threshold DOUBLE, credit DOUBLE,
     moved DOUBLE, withheld DOUBLE, advantage DOUBLE, wrong_trained BIGINT, wrong_raised BIGINT, right_trained BIGINT,
     right_lowered BIGINT
 );

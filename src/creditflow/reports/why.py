@@ -12,7 +12,7 @@ import numpy as np
 
 from creditflow.credit import Assignment, Explanation
 from creditflow.credit.fits.posteriors import bins
-from creditflow.data import RIGHT, TRAJECTORY_STATUSES, Score, TrajectoryBatch
+from creditflow.data import RIGHT, TRAJECTORY_STATUSES, Bools, Score, TrajectoryBatch
 from creditflow.reports.text import aligned, in_yaml, number, plain
 
 _SHOWN = 400
@@ -99,23 +99,30 @@ UNITS = (
 """The units of the numbers in `tree` and `terms`, as lines of text."""
 
 
+def is_trained(a: Assignment) -> Bools:
+    """[S] whether the loss includes each step. Steps of an untrained policy have no sampled token."""
+    sampled_S = a.batch.sampled_of_step > 0
+    return a.groups.trained_S & (sampled_S | (not sampled_S.any()))  # a batch may come without tokens
+
+
 def most_telling(a: Assignment) -> int:
     """The trained step with the largest advantage, up or down; the first of several."""
-    return int(np.argmax(np.abs(np.where(a.groups.trained_S, a.advantage.advantage_S, 0.0))))
+    return int(np.argmax(np.abs(np.where(is_trained(a), a.advantage.advantage_S, 0.0))))
 
 
 def worth_a_look(a: Assignment) -> list[tuple[int, str]]:
     """Notable steps with the reason for each: positions in the batch, each at most once."""
-    right_S = a.groups.trained_S & a.rewards.scored_S & (a.rewards.sub_reward_S >= RIGHT)
-    wrong_S = a.groups.trained_S & a.rewards.scored_S & (a.rewards.sub_reward_S < RIGHT)
+    trained_S = is_trained(a)
+    right_S = trained_S & a.rewards.scored_S & (a.rewards.sub_reward_S >= RIGHT)
+    wrong_S = trained_S & a.rewards.scored_S & (a.rewards.sub_reward_S < RIGHT)
     none_S = np.zeros(a.batch.n_steps)
     withheld_S = none_S if a.credit.withheld_S is None else np.abs(np.nan_to_num(a.credit.withheld_S))
     frozen_S = none_S > 0 if a.credit.frozen_S is None else a.credit.frozen_S
     candidates = (
         (wrong_S & (a.advantage.advantage_S > 0), a.advantage.advantage_S, "wrong by its score, but raised most"),
         (right_S & (a.advantage.advantage_S < 0), -a.advantage.advantage_S, "right by its score, but lowered most"),
-        (a.groups.trained_S & (a.advantage.advantage_S > 0), a.advantage.advantage_S, "the highest advantage"),
-        (a.groups.trained_S & (a.advantage.advantage_S < 0), -a.advantage.advantage_S, "the lowest advantage"),
+        (trained_S & (a.advantage.advantage_S > 0), a.advantage.advantage_S, "the highest advantage"),
+        (trained_S & (a.advantage.advantage_S < 0), -a.advantage.advantage_S, "the lowest advantage"),
         (withheld_S > 0, withheld_S, "its gate withheld the most credit"),
         (a.rewards.failed_S, np.ones(len(a.rewards.failed_S)), "its scoring failed"),
         (frozen_S, none_S + 1.0, a.options.propagation.why_frozen),
@@ -193,7 +200,7 @@ def _step_row(a: Assignment | None, batch: TrajectoryBatch, s: int) -> tuple[str
         "failed" if a.rewards.failed_S[s] else number(a.rewards.sub_reward_S[s], 2) if a.rewards.scored_S[s] else "-"
     )
     gate = "-" if a.credit.gate_open_S is None else "open" if a.credit.gate_open_S[s] else "closed"
-    advantage = "masked" if not a.groups.trained_S[s] else number(a.advantage.advantage_S[s], signed=True)
+    advantage = "masked" if not is_trained(a)[s] else number(a.advantage.advantage_S[s], signed=True)
     return (*where, score, gate, number(a.credit.total_S[s], signed=True), advantage, response)
 
 
