@@ -43,7 +43,6 @@ def trajectory_graph(recorded: Recorded, trajectory_id: str) -> dict[str, Any]:
     return {
         "training_step": recorded.step,
         "trajectory_id": trajectory_id,
-        "uid": batch.group_names[batch.group_of_trajectory[n]],
         "task": cut(batch.tasks[n].text),
         "ground_truth": cut(str(batch.tasks[n].ground_truth)),
         "answer": None if batch.answers[n] is None else cut(str(batch.answers[n])),
@@ -71,7 +70,6 @@ def _node(batch: TrajectoryBatch, a: Assignment | None, s: int, longest: int) ->
         "id": batch.step_ids[s],
         "index": int(batch.index_of_step[s]),
         "agent": batch.agent_names[batch.agent_of_step[s]],
-        "turn": int(batch.turn_of_step[s]),
         "prompt": cut(batch.prompts[s], longest),
         "response": cut(batch.responses[s], longest),
         "scores": [
@@ -136,8 +134,6 @@ def step_detail(recorded: Recorded, step_id: str, token: int | None, spelling: S
     s = _place(batch.step_ids, step_id, "step", recorded.step)
     texts_of = spelling.for_policy(batch.policy_names[batch.policy_of_step[s]])
     detail: dict[str, Any] = {
-        "id": step_id,
-        "training_step": recorded.step,
         "trajectory_id": batch.trajectory_ids[batch.trajectory_of_step[s]],
         "policy": batch.policy_names[batch.policy_of_step[s]],
         "policy_version": int(batch.policy_version[s]),
@@ -147,7 +143,7 @@ def step_detail(recorded: Recorded, step_id: str, token: int | None, spelling: S
     }
     if a is not None:
         explanation = explain(a, s, token)
-        detail |= {"advantage": explanation.advantage, "why": tree(explanation), "terms": terms(explanation)}
+        detail |= {"why": tree(explanation), "terms": terms(explanation)}
     return detail
 
 

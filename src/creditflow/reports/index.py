@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -25,9 +25,6 @@ from creditflow.errors import ConfigError, CreditflowError, DataError, InputErro
 from creditflow.runs import Ledger
 from creditflow.runs.sql import TRAINING_STEP, database, source_of
 from creditflow.runs.step_files import expect_readable, options_of
-
-if TYPE_CHECKING:
-    from duckdb import DuckDBPyConnection
 
 TURNS = 60
 """Turns that statistics keep apart; later turns are counted in the last one."""
@@ -226,10 +223,6 @@ class Index:
             names = [column[0] for column in result.description or ()]
             return [json_ready(dict(zip(names, row, strict=True))) for row in result.fetchall()]
 
-    def cursor(self) -> DuckDBPyConnection:
-        """A separate connection to the tables; the caller closes it."""
-        return self._connection.cursor()
-
     def page(self, where: Filter, offset: int, limit: int) -> dict[str, Any]:
         """`{total, trajectories: [...]}`, the newest training step first, in the order of its file."""
         clause, values = where.clauses()
@@ -247,7 +240,7 @@ class Index:
         return {"total": total, "trajectories": trajectories}
 
 
-ROW = "training_step, trajectory_id, uid, status, outcome, ended_right, n_steps, first_error, prompt"
+ROW = "training_step, trajectory_id, status, outcome, ended_right, n_steps, first_error, prompt"
 """Columns of a row of the list, over `trajectories` and `tasks`."""
 
 
