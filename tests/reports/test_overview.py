@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import replace
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -140,16 +140,19 @@ def test_pages_contain_the_filtered_trajectories(tmp_path: Path) -> None:
 
 
 def test_names_of_equal_folders_have_their_parents(tmp_path: Path) -> None:
-    ledgers = [a_run(tmp_path / parent / "run", 1) for parent in ("a", "b")]
-    assert names_of(ledgers) == ["a/run", "b/run"]
+    ledgers = [a_run(tmp_path / parent / "own" / "seed0", 1) for parent in ("a", "b")]
+    assert names_of(ledgers) == ["a/own/seed0", "b/own/seed0"]
+    assert names_of([*ledgers[:1], *ledgers[:1]]) == ["seed0", "seed0"]
 
 
 def test_overview_is_json_of_bounded_size(tmp_path: Path) -> None:
     ledger = a_run(tmp_path / "run")
     assert len(json.dumps(overview(ledger, indexed(ledger)), allow_nan=False)) < 100_000
-    long = thinned([(k, k / 7) for k in range(100_000)])
+    measured = [(k, 1000.0 if k == 70_000 else k / 7e5) for k in range(100_000)]
+    long = thinned(measured)
     assert len(long) == POINTS
-    assert long[-1][0] == 99_999
+    assert all(value == float(f"{measured[int(step)][1]:.6g}") for step, value in long)
+    assert (max(long, key=itemgetter(1)), long[-1]) == ([70_000, 1000], [99_999, 0.142856])
     assert thinned([(1, 0.123456789)]) == [[1, 0.123457]]
 
 

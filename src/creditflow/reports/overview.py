@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from creditflow.runs import Ledger
 from creditflow.runs.run_folder import torn_lines
 
 POINTS = 400
-"""Maximum points of a curve; longer curves are averaged over neighbours."""
+"""Maximum points of a curve; of longer ones, the values farthest from the mean of their neighbours are kept."""
 _BINS = 40
 """Maximum bins of the histogram."""
 
@@ -197,11 +198,10 @@ def comparison(ledgers: Sequence[Ledger], indices: Sequence[Index]) -> dict[str,
 
 
 def names_of(ledgers: Sequence[Ledger]) -> list[str]:
-    """The names of the runs' folders, with those of their parents where two are equal."""
-    names = [ledger.path.resolve().name for ledger in ledgers]
-    if len(set(names)) == len(names):
-        return names
-    return [f"{ledger.path.resolve().parent.name}/{name}" for ledger, name in zip(ledgers, names, strict=True)]
+    """The shortest ends of the runs' paths that differ between all folders."""
+    paths = [ledger.path.resolve().parts for ledger in ledgers]
+    n = next(n for n in count(1) if len({path[-n:] for path in paths}) == len(set(paths)))
+    return ["/".join(path[-n:]) for path in paths]
 
 
 def different(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -242,10 +242,10 @@ def _matches(metrics: Iterable[str], pattern: str) -> tuple[str, ...]:
 
 
 def thinned(points: Sequence[tuple[float, float]]) -> list[list[float]]:
-    """At most POINTS points, averaged over neighbours, with six digits."""
+    """At most POINTS points with six digits: the last, and of each part of the others that farthest from its mean."""
     if len(points) > POINTS:
-        parts = np.array_split(np.array(points), POINTS)
-        points = [(float(part[:, 0].max()), float(part[:, 1].mean())) for part in parts]
+        parts = np.array_split(np.array(points[:-1]), POINTS - 1)
+        points = [*(part[np.abs(part[:, 1] - part[:, 1].mean()).argmax()].tolist() for part in parts), points[-1]]
     return [[step, float(f"{value:.6g}")] for step, value in points]
 
 
