@@ -189,23 +189,17 @@ class Index:
         connection.execute("BEGIN")
         try:
             columns = [row[0] for row in connection.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()]
-            has_credit = "advantage" in columns
-            are_trained = policies_of(self.ledger)
+            credit = [name if name in columns else f"NULL::{type} AS {name}" for name, type in _CREDIT.items()]
+            trained = policies_of(self.ledger)
             # Without a trained policy, the loss includes the steps of all.
-            names = [name for name, trained in are_trained.items() if any(are_trained.values()) and not trained]
-            untrained = ", ".join("'" + name.replace("'", "''") + "'" for name in names) or "NULL"
-            changed = {"trained": f"CASE WHEN policy IN ({untrained}) THEN NULL ELSE trained END"}
-            credit = [
-                f"{changed.get(name, name) if name in columns else f'NULL::{type}'} AS {name}"
-                for name, type in _CREDIT.items()
-            ]
+            others = [name.replace("'", "''") for name, of in trained.items() if any(trained.values()) and not of]
             parts = {
                 "training_step": TRAINING_STEP,
                 "number": NUMBER,
                 "source": source,
-                "sub_reward": "CASE WHEN scored THEN sub_reward END" if has_credit else "NULL::DOUBLE",
-                "credit_names": ", ".join(_CREDIT),
+                "sub_reward": "CASE WHEN scored THEN sub_reward END" if "advantage" in columns else "NULL::DOUBLE",
                 "credit_columns": ", ".join(credit),
+                "untrained": "', '".join(others),
                 "last_turn": TURNS - 1,
                 "bin": _BIN,
             }

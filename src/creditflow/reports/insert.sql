@@ -2,11 +2,11 @@
 -- sub_reward are null in files without credit, and the columns of gates in files of a rule without gates; trained is null for steps of an untrained policy. A trajectory ended right if its outcome, rescaled from its range, is at
 -- the maximum, as `trajectory.RIGHT` defines it. A step's index is its place in its trajectory, whose rows are adjacent.
 CREATE OR REPLACE TEMP TABLE taken AS
-SELECT training_step, number, position, agent, least(turn, {last_turn}) AS turn, sub_reward, {credit_names},
+SELECT * REPLACE (least(turn, {last_turn}) AS turn, CASE WHEN untrained THEN NULL ELSE trained END AS trained),
        sub_reward < 1 - 1e-9 AS wrong
 FROM (
     SELECT {training_step}, {number} AS number, "index" AS position, agent, turn, {sub_reward} AS sub_reward,
-           {credit_columns}
+           {credit_columns}, policy IN ('{untrained}') AS untrained
     FROM {source} WHERE "index" IS NOT NULL
 );
 
