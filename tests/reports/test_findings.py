@@ -63,12 +63,24 @@ def test_learning_tells_a_rise_from_a_fall() -> None:
     (fall,) = found("learning", curve("train/pass_at_1", np.linspace(0.5, 0.3, 24) + noise))
     assert fall.kind == "problem"
     assert str(fall.change) == "actor_rollout_ref.actor.optim.lr=3e-07"
+    rates = {"policies.write.optim.lr": 1e-5, "policies.plan.optim.lr": None}
+    (fall,) = found(
+        "learning", Tables(metrics=curve("train/pass_at_1", np.linspace(0.5, 0.3, 24)).metrics, settings=rates)
+    )
+    assert fall.change is None
 
 
 def test_learning_prefers_validation_with_enough_points() -> None:
     rows = [{"step": k, "train/pass_at_1": 0.5, "val/pass_at_1": k / 20 if k % 2 else None} for k in range(20)]
     assert found("learning", Tables(metrics=rows))[0].metric == "val/pass_at_1"
     assert found("learning", Tables(metrics=rows[:12]))[0].metric == "train/pass_at_1"
+
+
+def test_learning_without_a_shuffle_needs_validation() -> None:
+    rows = [{"step": k, "train/pass_at_1": 1 - k / 20, "outcome": k / 20, "val/pass_at_1": k / 20} for k in range(20)]
+    assert found("learning", Tables(metrics=rows, settings={"data.shuffle": False}))[0].metric == "val/pass_at_1"
+    (one,) = found("learning", Tables(metrics=rows[:9], settings={"data.shuffle": False}))
+    assert "9 values of pass@1 in validation (data.shuffle is false), 10 are needed" in one.sentence
 
 
 def test_learning_of_a_constant_run_suggests_no_other_rate() -> None:
@@ -83,8 +95,10 @@ def test_learning_of_constant_pass_rate_reads_the_means() -> None:
     rows = [{"step": k, "train/pass_at_1": 0.0, "outcome": 0.1 + noise[0, k]} for k in range(24)]
     better = [{"step": k, "sub_reward": 0.3 + k / 40 + noise[1, k]} for k in range(24)]
     (rise,) = found("learning", Tables(metrics=[*rows, *better]))
-    assert (rise.kind, rise.metric, rise.evidence[0]) == ("good", None, "pass@1 in training is 0 throughout")
+    assert (rise.kind, rise.metric, rise.evidence[0]) == ("good", None, "pass@1 in training has no trend")
     assert rise.sentence.startswith("The run learns: the mean sub-reward in training rose from 0.3")
+    rare = Tables(metrics=[{"step": 20, "train/pass_at_1": 0.0625}, *rows[:20], *rows[21:], *better])
+    assert found("learning", rare)[0].sentence == rise.sentence  # a rare success is no trend
     (none,) = found("learning", Tables(metrics=rows))
     assert none.sentence == "No task is ever solved: pass@1 in training is 0 throughout."
     solved = [row | {"train/pass_at_1": 1.0} for row in rows]
@@ -96,7 +110,7 @@ def test_learning_of_constant_pass_rate_is_rarely_wrong() -> None:
     for _ in range(NULL_RUNS):
         means = {name: rng.normal(size=20) for name in ("val/outcome_mean", "outcome", "sub_reward")}
         rows = [{"step": k, "train/pass_at_1": 0.0} | {name: of[k] for name, of in means.items()} for k in range(20)]
-        wrong += found("learning", Tables(metrics=rows))[0].evidence[0] == "pass@1 in training is 0 throughout"
+        wrong += found("learning", Tables(metrics=rows))[0].evidence[0] == "pass@1 in training has no trend"
     assert wrong <= MOST_WRONG
 
 
@@ -127,6 +141,7 @@ def test_limiting_agent_without_rivals_is_not_compared() -> None:
     rows = [row | {"scored": row["agent"] == "write"} for row in team(np.random.default_rng(0), harm=0.6).parts]
     (one,) = found("limiting_agent", Tables(parts=rows))
     assert one.sentence.startswith("Errors of write go with failure: it errs in ")
+    assert " wrong trajectories in which it acts. " in one.sentence
     assert one.sentence.endswith("No other agent has scores, so another one may limit the team more.")
 
 
@@ -160,6 +175,10 @@ def test_withheld_credit_names_gates_and_masks() -> None:
     assert gates.metric == "credit/gated_off/write"
     assert gates.change.key == "algorithm.propagation.theta"
     assert "of the steps of plan are masked and train nothing" in masks.sentence
+    assert masks.change is None
+    slow = shares(np.random.default_rng(0), 0.1, 0.4)
+    slow = Tables(steps=slow.steps, metrics=[{"step": k, "reward/judge/timeouts": k // 9} for k in range(10)])
+    assert str(found("withheld_credit", slow)[0].change) == "reward.timeout=120.0"
     assert found("withheld_credit", shares(np.random.default_rng(0), 0.1, 0.05)) == []
     frozen = shares(np.random.default_rng(0), 0.1, 0.4)
     frozen = Tables(steps=frozen.steps, settings={"algorithm.propagation.on_closed_gate": "freeze"})
@@ -186,10 +205,10 @@ def scores(values: Any, failed: int = 0, name: str = "judge") -> Tables:
 
 def test_failing_and_constant_rewards_are_named() -> None:
     (failing,) = found("reward_functions", scores(np.arange(400) / 400, failed=40))
-    assert "judge fails on 40 of 440 scores (9 %)" in failing.sentence
+    assert failing.sentence == "The reward function judge fails on 40 of 440 scores (9 %)."
     assert str(failing.change) == "reward.timeout=120.0"
-    (constant,) = found("reward_functions", scores(np.ones(500)))
-    assert "judge is constant: all 500 scores are 1" in constant.sentence
+    (constant,) = found("reward_functions", scores(np.full(512, 0.1)))
+    assert "judge is constant: all 512 scores are 0.1" in constant.sentence
     assert str(constant.change) == 'reward.functions=[{"fn": "math_verify", "agent_match": "plan"}]'
     assert found("reward_functions", scores(np.arange(400) / 400)) == []
 

@@ -1,8 +1,8 @@
 """Findings of a run in sentences, each with its evidence and a suggested change.
 
 A finding is a function from the tables of a run to `Finding`s. It claims something only where a test rejects the
-opposite at `ERROR_RATE`, over all agents or functions together, and returns a finding of kind `unknown` where there is
-too little data. Computes no credit and draws nothing.
+opposite at `ERROR_RATE`, over all agents, functions or curves together, and returns a finding of kind `unknown` where
+there is too little data. Computes no credit and draws nothing.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ _WITHHELD = 0.2
 """A share of credit or steps above which it matters, as for the guard's rule on pass rates."""
 _RARE = 0.01
 """The share of failed, or of differing, scores below which a reward function counts as sound, or as constant."""
+_EQUAL = 1e-9
+"""Maximum spread of equal scores, from rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,50 +144,58 @@ _SERIES = {
     "val/pass_at_1": "pass@1 in validation",
     "train/pass_at_1": "pass@1 in training",
     "val/outcome_mean": "the mean outcome in validation",
-    "train/outcome_mean": "the mean outcome in training",
     "outcome": "the mean outcome in training",
     "sub_reward": "the mean sub-reward in training",
 }
-_RATE, _DEFAULT_RATE = "actor_rollout_ref.actor.optim.lr", 1e-6
 
 
 def learning(tables: Tables) -> Iterator[Finding]:
     """Whether pass@1 has a trend beyond noise, by the first series with enough points.
 
-    If it is constant below 1, the first mean with a trend is reported in its place.
+    If it has none, the first mean with a trend is reported in its place.
     """
-    series = {name: _points(tables.metrics, name) for name in _SERIES}
+    # Without a shuffle, the order of the tasks can be a trend of its own.
+    shuffled = tables.setting("data.shuffle", True)
+    series = {name: _points(tables.metrics, name) for name in _SERIES if shuffled or name.startswith("val/")}
     name = next((name for name, points in series.items() if len(points) >= _POINTS), None)
     if name is None:
         most = max(map(len, series.values()))
-        yield _unknown(f"whether the run learns: {most} values of pass@1, {_POINTS} are needed")
+        of = "pass@1" if shuffled else "pass@1 in validation (data.shuffle is false)"
+        yield _unknown(f"whether the run learns: {most} values of {of}, {_POINTS} are needed")
         return
-    still: tuple[str, ...] = ()
-    if len(distinct := {value for _, value in series[name]}) == 1:
-        (value,) = distinct
-        graded = [of for of in tuple(_SERIES)[2:] if value < 1 and len(series[of]) >= _POINTS]
-        moving = next((of for of in graded if trend(series[of]).p <= ERROR_RATE / len(graded)), None)
-        if moving is None and value in (0, 1):
-            yield _constant(tables, name, value, len(series[name]))
-            return
-        still, name = (f"{_SERIES[name]} is {value:g} throughout",), moving or name
-    fit, points, subject = trend(series[name]), series[name], _SERIES[name]
+    distinct = {value for _, value in series[name]}
+    means = [of for of in tuple(_SERIES)[2:] if distinct != {1} and len(series.get(of, ())) >= _POINTS]
+    trends = {of: trend(series[of]) for of in dict.fromkeys((name, *means))}
+    bound = ERROR_RATE / len(trends)
+    shown = next((of for of, fit in trends.items() if fit.p <= bound), name)
+    fit, points, subject = trends[shown], series[shown], _SERIES[shown]
+    if fit.p > bound and distinct in ({0}, {1}):
+        yield _constant(tables, name, distinct.pop(), len(points))
+        return
+    still = () if shown == name else (f"{_SERIES[name]} has no trend",)
     over = [value * (points[-1][0] - points[0][0]) for value in (fit.slope, fit.low, fit.high)]
     trended = f"trend over the run {over[0]:+.3f}, 95 % interval [{over[1]:+.3f}, {over[2]:+.3f}]"
     method = f"Mann-Kendall test, Theil-Sen slope (Mann 1945; Sen 1968) over {len(points)} values, p {_p(fit.p)}"
-    evidence, metric = (*still, trended, method), name if "/" in name else None  # the others have no curve
-    rate = float(tables.setting(_RATE, _DEFAULT_RATE))
+    method += f" (bound {bound:.2g}, for {len(trends)} curves)" if len(trends) > 1 else ""
+    evidence, metric = (*still, trended, method), shown if "/" in shown else None  # the others have no curve
     first, last = f"{fit.first:.3f}", f"{fit.last:.3f}"
     from_to = f"from {first} in its first quarter to {last} in its last"
-    if fit.p > ERROR_RATE:
-        change = Change(_RATE, f"{3 * rate:.1g}", "a larger step, if the gradient norm and the entropy are steady")
+    if fit.p > bound:
+        change = _rate(tables, 3, "a larger step, if the gradient norm and the entropy are steady")
         went = f"went {from_to}" if first != last else f"stayed at {first}"
         yield Finding(f"The run does not learn beyond noise: {subject} {went}.", evidence, metric, change)
     elif fit.rises:
         yield Finding(f"The run learns: {subject} rose {from_to}.", evidence, metric, kind="good")
     else:
-        change = Change(_RATE, f"{rate / 3:.1g}", "smaller updates")
+        change = _rate(tables, 1 / 3, "smaller updates")
         yield Finding(f"The run gets worse: {subject} fell {from_to}.", evidence, metric, change)
+
+
+def _rate(tables: Tables, factor: float, reason: str) -> Change | None:
+    """A multiple of the learning rate; None if a policy has its own rate."""
+    key = "actor_rollout_ref.actor.optim.lr"
+    own = [rate for name, rate in (tables.settings or {}).items() if re.fullmatch(r"policies\..+\.optim\.lr", name)]
+    return Change(key, f"{factor * float(tables.setting(key, 1e-6)):.1g}", reason) if not any(own) else None
 
 
 def _constant(tables: Tables, name: str, value: float, n: int) -> Finding:
@@ -195,10 +205,8 @@ def _constant(tables: Tables, name: str, value: float, n: int) -> Finding:
         sentence = f"There is nothing left to learn: {subject} is 1 throughout."
         return Finding(sentence, evidence, name, kind="unknown")
     sentence = f"No task is ever solved: {subject} is 0 throughout."
-    key = "actor_rollout_ref.rollout.n"
     reason = "a rare success needs more rollouts of a task; easier tasks or a supervised warm-up help more"
-    change = Change(key, 2 * int(tables.setting(key, 8)), reason)
-    return Finding(sentence, evidence, name, change)
+    return Finding(sentence, evidence, name, _twice(tables, "actor_rollout_ref.rollout.n", 8, reason))
 
 
 # ---- the agent that limits the team ----------------------------------------------------------------------------------
@@ -231,17 +239,15 @@ def limiting_agent(tables: Tables) -> Iterator[Finding]:
     close = [other for n, other, _ in harmful[1:] if n and at_least(first, first + n, 0.5) > ERROR_RATE / len(harmful)]
     named = " and ".join([agent, *close])
     n, n_erred, n_failed, joint = (_count(rows, agent, column) for column in ("n", "erred", "failed", "joint"))
+    wrong = f"{first:,} of the {n_failed:,} wrong trajectories in which it acts"
     erred, others = 1 - joint / n_erred, 1 - (n_failed - joint) / (n - n_erred)
     if len(scored) == 1 and len({row["agent"] for row in rows}) > 1:
         sentence = (
-            f"Errors of {agent} go with failure: it errs in {first:,} of {n_failed:,} wrong trajectories. No other "
-            "agent has scores, so another one may limit the team more."
+            f"Errors of {agent} go with failure: it errs in {wrong}. No other agent has scores, so another one may "
+            "limit the team more."
         )
     else:
-        sentence = (
-            f"{named} limit{'' if close else 's'} the team: {agent} makes the first error in {first:,} of "
-            f"{n_failed:,} wrong trajectories."
-        )
+        sentence = f"{named} limit{'' if close else 's'} the team: {agent} makes the first error in {wrong}."
     bound = "" if len(scored) == 1 else f" (bound {ERROR_RATE / len(scored):.2g}, for {len(scored)} agents)"
     evidence = (
         f"trajectories in which {agent} errs end right {_share(erred)} of the time, others {_share(others)}",
@@ -272,8 +278,8 @@ def _help_for(tables: Tables, agent: str) -> Change:
     }
     if agent in policies and sum(policy == policies[agent] for policy in policies.values()) > 1:
         return Change(key, agent, f"a policy of its own (add policies.{agent}), not shared with others")
-    n = int(tables.setting("actor_rollout_ref.rollout.n", 8))
-    return Change("actor_rollout_ref.rollout.n", 2 * n, "more trajectories of a task, between which its steps differ")
+    reason = "more trajectories of a task, between which its steps differ"
+    return _twice(tables, "actor_rollout_ref.rollout.n", 8, reason)
 
 
 # ---- withheld credit ------------------------------------------------------------------------------------------------
@@ -291,7 +297,11 @@ def withheld_credit(tables: Tables) -> Iterator[Finding]:
     if not n_tests or 0.5**most > ERROR_RATE / n_tests:
         yield _unknown(f"whether credit is withheld: {most} training steps with credit are too few")
         return
-    bound, lower = ERROR_RATE / n_tests, None
+    bound, lower, unmask = ERROR_RATE / n_tests, None, None
+    if tables.setting(_CLOSED, "cut") == "freeze":
+        unmask = Change(_CLOSED, "cut", "steps upstream of a failure train with their own credit")
+    elif any(map(any, _by_name(tables.metrics, "reward/(.+)/timeouts").values())):
+        unmask = _twice(tables, "reward.timeout", 60.0, "fewer scores fail by their time limit")
     if tables.setting("algorithm.propagation.rule", "threshold") == "threshold":
         threshold = {"kind": "quantile", "target_pass_rate": 0.8}
         lower = Change("algorithm.propagation.theta", threshold, "a threshold that four of five steps pass")
@@ -301,7 +311,7 @@ def withheld_credit(tables: Tables) -> Iterator[Finding]:
     for agent, shares in masked.items():
         sentence = f"{_share(median(shares))} of the steps of {agent} are masked and train nothing."
         metric = _present(tables, f"groups/frozen/{agent}") or _present(tables, "groups/masked_steps")
-        yield from _withheld(shares, bound, sentence, "of the steps", metric, _unmask(tables))
+        yield from _withheld(shares, bound, sentence, "of the steps", metric, unmask)
 
 
 def _withheld(
@@ -317,15 +327,7 @@ def _withheld(
         yield Finding(sentence, evidence, metric, change)
 
 
-def _unmask(tables: Tables) -> Change:
-    key = "algorithm.propagation.on_closed_gate"
-    if tables.setting(key, "cut") == "freeze":
-        return Change(key, "cut", "steps upstream of a failure train with their own credit")
-    return _longer_timeout(tables, "fewer scores fail by their time limit")
-
-
-def _longer_timeout(tables: Tables, reason: str) -> Change:
-    return Change("reward.timeout", 2 * float(tables.setting("reward.timeout", 60.0)), reason)
+_CLOSED = "algorithm.propagation.on_closed_gate"
 
 
 # ---- reward functions ------------------------------------------------------------------------------------------------
@@ -348,18 +350,18 @@ def reward_functions(tables: Tables) -> Iterator[Finding]:
             continue
         p = at_least(failed, n, _RARE)
         if failed and p <= ERROR_RATE / len(scores):
-            of_all = f"{failed:,} of {n:,} scores ({_share(failed / n)})"
+            reason = "if the failures are time-outs; else the first reasons are in failures.log"
             yield Finding(
-                f"The reward function {name} fails on {of_all}; these steps are masked.",
+                f"The reward function {name} fails on {failed:,} of {n:,} scores ({_share(failed / n)}).",
                 (f"above {_share(_RARE)}: exact binomial test, p {_p(p)}",),
                 f"reward/{name}/failed_frac",
-                _longer_timeout(tables, "if the failures are time-outs; else the first reasons are in failures.log"),
+                _twice(tables, "reward.timeout", 60.0, reason),
             )
         values = {round(row[f"reward/{name}/mean"], 12) for row in rows if row.get(f"reward/{name}/mean") is not None}
         spreads = [row.get(f"reward/{name}/sd") for row in rows if row.get(f"reward/{name}/mean") is not None]
         # `n - failed` equal scores occur by chance with probability 0.99 ** (n - failed) if one in a hundred differs.
         needed = math.ceil(math.log(ERROR_RATE / len(scores)) / math.log(1 - _RARE))
-        if len(values) == 1 and all(spread == 0 for spread in spreads):
+        if len(values) == 1 and all(spread is not None and spread < _EQUAL for spread in spreads):
             if n - failed < needed:
                 few.append(f"{name} ({n - failed} equal ones; {needed} are needed to call it constant)")
                 continue
@@ -420,8 +422,7 @@ def early_ends(tables: Tables) -> Iterator[Finding]:
 
 
 def _longer_responses(tables: Tables) -> Change:
-    longest = int(tables.setting("data.max_response_length", 512))
-    return Change("data.max_response_length", 2 * longest, "if responses, rather than prompts or turns, are too long")
+    return _twice(tables, "data.max_response_length", 512, "if responses, rather than prompts or turns, are too long")
 
 
 def _more_time(tables: Tables) -> Change | None:
@@ -450,6 +451,11 @@ FINDINGS: tuple[Callable[[Tables], Iterable[Finding]], ...] = (
 
 
 # ---- helpers ---------------------------------------------------------------------------------------------------------
+
+
+def _twice(tables: Tables, key: str, default: float, reason: str) -> Change:
+    """The change to twice the value, which has the type of the default."""
+    return Change(key, 2 * type(default)(tables.setting(key, default)), reason)
 
 
 def _unknown(what: str) -> Finding:

@@ -1,4 +1,7 @@
-"""Tests and intervals behind the findings of a report. Each keeps its error rate without normal data."""
+"""Tests and intervals behind the findings of a report. Each keeps its error rate without normal data.
+
+That of a trend needs independent values too: values that drift, or depend on those before, have trends more often.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,9 @@ class Trend:
 def trend(points: Sequence[tuple[float, float]]) -> Trend:
     """The Mann-Kendall test with the Theil-Sen slope and its 95 % interval (Mann 1945; Kendall 1975; Sen 1968).
 
-    `points`: (time, value) by time. The null hypothesis is that the values are exchangeable. Ties are corrected for.
+    `points`: (time, value) by time. The null hypothesis is that the values are independent and of one distribution.
+    Ties are corrected for.
+
     Raises ValueError for fewer than 4 points.
     """
     if len(points) < 4:
