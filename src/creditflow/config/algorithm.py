@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from creditflow._utils.sections import Section, Text, checked, expected, options_model
+from creditflow.config.rule_files import load_named_files
 from creditflow.credit.records import PROPAGATION_RULES, RULE, CreditOptions, Rule
 from creditflow.errors import ConfigError, did_you_mean
 from creditflow.removed import removed_hint
@@ -209,9 +211,10 @@ def _lacking(rule: str, option: str) -> str:
 def credit_options(base: CreditOptions | None = None, /, **keys: Any) -> CreditOptions:
     """The options of credit from keys of `algorithm`, such as `propagation="threshold"` or `gamma=1.0`.
 
-    `base`: options that the keys change; default: the defaults. Raises ConfigError as a recipe does.
+    `base`: options that the keys change; default: the defaults. Loads the files that the keys name, in the working
+    directory if their paths are relative. Raises ConfigError as a recipe does.
     """
-    return _changed(base, keys)
+    return _changed(base, load_named_files(keys, Path()))
 
 
 def expect_options(keys: Mapping[str, Any]) -> None:

@@ -32,6 +32,18 @@ OUTCOMES = (1.0, 0.0, 1.0)
 UIDS = ("a", "a", "b")
 
 
+RULE = """from dataclasses import dataclass
+
+from creditflow.credit import option, propagation_rule
+from creditflow.credit.rules.threshold import ThresholdRule
+
+@propagation_rule("mine")
+@dataclass(frozen=True)
+class Mine(ThresholdRule):
+    theta: float = option(0.3)
+"""
+
+
 def verl_advantages(algorithm: dict, rewards: np.ndarray, mask: np.ndarray = MASK) -> np.ndarray:
     """The advantages [R, L] that verl's own function computes under `algorithm.adv_estimator=creditflow`."""
     tensors = {"token_level_rewards": torch.tensor(rewards), "response_mask": torch.tensor(mask).long()}
@@ -220,6 +232,8 @@ def test_rows_that_do_not_fit_are_named(row, message):
         ({"score": [0.5, 1.5]}, r"extra_fields.score\[1\]: expected a number .*, got 1.5"),
         ({"parents": ["0"]}, r"extra_fields.parents\[0\]: expected a whole number, got '0'"),
         ({"agent": ["x"]}, r"extra_fields.agent: expected a text, got \['x'\]"),
+        ({"is_answer": True}, Entries(is_answer=True)),
+        ({"is_answer": "yes"}, r"extra_fields.is_answer: expected true or false, got 'yes'"),
     ],
 )
 def test_row_reads_extra_fields(fields, entries):
@@ -293,7 +307,12 @@ def test_mode_writes_advantages_and_the_step_file(queue, tmp_path):
             "response_mask": torch.tensor(mask),
             "rm_scores": torch.tensor([0.0] * 9 + [float(n)]),
             "rollout_log_probs": log_probs,
-            "extra_fields": {"agent": agent, "score": [0.5, n / 4], "tool_rewards": []},
+            "extra_fields": {
+                "agent": agent,
+                "score": [0.5, n / 4],
+                "tool_rewards": [],
+                "is_answer": agent == "planner",
+            },
         }
         for uid in "ab"
         for n in range(3)
@@ -302,7 +321,9 @@ def test_mode_writes_advantages_and_the_step_file(queue, tmp_path):
     keys = list(rows)[::-1]
     fields = list_of_dict_to_tensordict([rows[key] for key in keys])
     tq.kv_batch_put(keys=keys, fields=fields, tags=[{}] * len(keys), partition_id="train")
-    section = {"outcome_range": [0, 2], "propagation": "threshold", "group_by": "task_agent"}
+    file = tmp_path / "rules.py"
+    file.write_text(RULE)
+    section = {"outcome_range": [0, 2], "propagation": f"{file}:Mine", "group_by": "task_agent"}
     algorithm = {"creditflow": section, "adv_estimator": "grpo", "gamma": 1, "lam": 1, "use_kl_in_reward": False}
     trainer = object.__new__(get_trainer_cls("credit_sync"))
     trainer.config = OmegaConf.create(
@@ -342,7 +363,7 @@ def test_mode_writes_advantages_and_the_step_file(queue, tmp_path):
         for uid in "ab"
         for n in range(3)
     ]
-    options = credit_options(propagation="threshold", group_by="task_agent")
+    options = credit_options(propagation={"rule": "threshold", "theta": 0.3}, group_by="task_agent")
     expected_T = assign(TrajectoryBatch.from_trajectories(team), options).token_advantages()
     for name in ("advantages", "returns"):
         in_order = dict(zip(keys, got[name].unbind(), strict=True))
@@ -354,6 +375,9 @@ def test_mode_writes_advantages_and_the_step_file(queue, tmp_path):
     assert set(recorded.policy_version) == {2}
     assert recorded.prompts[:3] == ("planner a?", "planner a?plan:do", "solver a?")
     assert recorded.responses[:2] == ("plan:", " it")
+    assert recorded.is_answer[:4].tolist() == [False, True, False, False]
+    assert recorded.answers[0] == " it"
+    assert recorded.score_names == ("score",)
     assert recorded.logprobs[:8].tolist() == log_probs.numpy()[np.array(mask) > 0].tolist()
     assert tokenizer.decode(recorded.response_ids[:8].tolist()) == "plan: it"
     assert metrics["credit/mean/solver"] > 0
@@ -365,6 +389,6 @@ def test_mode_writes_advantages_and_the_step_file(queue, tmp_path):
     assert (facts["learning rate"], facts["model"]) == ("0.001", "a/model")
     assert facts["run"] == "x, engine verl's own program"
     known = {"actor": {"optim": {"lr": 1e-3}}, "model": {"path": "a/model"}, "rollout": {"n": 3}}
-    credit = {"propagation": "threshold", "group_by": "task_agent"}
+    credit = {"propagation": f"{file}:Mine", "group_by": "task_agent"}
     assert OmegaConf.load(tmp_path / "run/config.yaml") == {"algorithm": credit, "actor_rollout_ref": known}
     assert "Not judged: reward functions: no metrics of their scores are on record." in [f.sentence for f in findings]

@@ -67,12 +67,14 @@ class Entries(Section):
     """Scores of the first turns; None, and later turns, have none."""
     parents: list[int] | None = None
     """Indices of the outputs that the first turn read; None: the nearest earlier one with sampled tokens."""
+    is_answer: bool = False
+    """Whether the last turn is the answer of the trajectory. Without one, it is that of the last output."""
 
     @classmethod
     def checked(cls, values: Mapping[str, Any], key: str) -> Entries:
         """Read arrays, tensors and 32-bit scores, too. Raises ConfigError that names `key`."""
         given = {name: values[name] for name in cls.model_fields if values.get(name) is not None}
-        return checked(cls, {name: value if name == "agent" else _list(value) for name, value in given.items()}, key)
+        return checked(cls, given | {name: _list(given[name]) for name in ("score", "parents") if name in given}, key)
 
 
 def _list(value: Any) -> list[Any]:
@@ -151,7 +153,9 @@ class Turns:
             outcome=[_outcome(last[part[0].uid, part[0].session], outcome_range) for part in trajectories],
             outcome_range=(outcome_range[0], outcome_range[1]),
             agent_of_step=[row.entries.agent for row, steps in turns.items() for _ in steps],
-            scores=_scores(turns),
+            scores=(scores := _scores(turns)),
+            score_names=None if scores is None else ("score",),
+            is_answer=[row.entries.is_answer and s == steps[-1] for row, steps in turns.items() for s in steps],
             edges=_edges(rows, turns),
             token_offsets=np.append(np.flatnonzero(start_RL[mask_RL]), len(row_T)),
             response_mask=np.ones(len(row_T), dtype=np.bool_),
@@ -392,7 +396,7 @@ class CreditMode:
     def _recorded(self, turns: Turns, where: Mapping[str, Any]) -> TrajectoryBatch:
         """The batch with tasks, texts and tokens, and ids that are unique in the run.
 
-        The prompt of a turn is all text before it in its row. The answer is the last turn's response.
+        The prompt of a turn is all text before it in its row. The answer is the response of the last answer step.
         """
         import transfer_queue as tq
 
@@ -415,13 +419,14 @@ class CreditMode:
             text = prompts[-1] + self.tokenizer.decode(response[begin:end])
         trajectory_ids = tuple(f"{self.global_steps:06d}-{n}" for n in range(batch.n_trajectories))
         places = zip(batch.trajectory_of_step.tolist(), batch.index_of_step.tolist(), strict=True)
-        last_N = np.searchsorted(batch.trajectory_of_step, np.arange(batch.n_trajectories), side="right") - 1
-        row_N = row_T[batch.token_offsets[last_N]].tolist()
+        answer_S = np.flatnonzero(batch.is_answer_step)
+        answer_N = list(dict(zip(batch.trajectory_of_step[answer_S], answer_S.tolist(), strict=True)).values())
+        row_N = row_T[batch.token_offsets[answer_N]].tolist()
         return replace(
             batch,
             trajectory_ids=trajectory_ids,
             tasks=tuple(_task({name: data[name][row] for name in _TASK if name in data}) for row in row_N),
-            answers=tuple(responses[s] for s in last_N),
+            answers=tuple(responses[s] for s in answer_N),
             step_ids=tuple(f"{trajectory_ids[n]}/{i}" for n, i in places),
             prompts=tuple(prompts),
             responses=tuple(responses),
