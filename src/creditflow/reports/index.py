@@ -127,7 +127,7 @@ class Index:
         with self._lock:
             self.ledger = ledger
             self._forget([step for step, old in {**self.taken, **self.damaged}.items() if there.get(step) != old])
-        new = [step for step in reversed(ledger.steps) if step in there and step not in {**self.taken, **self.damaged}]
+        new = [step for step in reversed(there) if step not in self.taken and step not in self.damaged]
         for steps in _portions(new, there):
             if self.ends.is_set():
                 break

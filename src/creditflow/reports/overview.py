@@ -35,23 +35,23 @@ _BINS = 40
 
 def overview(ledger: Ledger, index: Index) -> dict[str, Any]:
     """All of the page except single trajectories."""
+    rows = ledger.metrics()
     return {
         "run": head(ledger, index),
         "left_out": left_out(ledger, index),
-        "curves": curves(ledger),
+        "curves": curves(ledger, rows),
         "events": events(ledger),
-        "notices": notices(ledger),
+        "notices": notices(ledger, rows),
         "agents": of_agents(index),
         "series": series(index),
-        "tables": plugin_tables(ledger),
+        "tables": plugin_tables(rows),
         "heat": heat(index),
         "advantages": advantages(index),
     }
 
 
-def notices(ledger: Ledger) -> list[str]:
-    """Notices for the top of the report: idle gates, rollouts and functions that failed."""
-    rows = ledger.metrics()
+def notices(ledger: Ledger, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Notices for the top of the report: idle gates, rollouts and functions that failed. `rows`: the metrics."""
     sentences = [*rollout_summary(rows), *failure_summary(rows), *idle_gate_summary(rows)]
     if idle_gate_summary(rows) and ledger.steps:
         try:
@@ -191,7 +191,7 @@ _GRANULARITY = "algorithm.decomp_granularity"
 def comparison(ledgers: Sequence[Ledger], indices: Sequence[Index]) -> dict[str, Any]:
     """Return `{runs: [{name, curves, agents}], settings: {key: values}}`; settings that differ alone."""
     runs = [
-        {"name": name, "curves": curves(ledger), "agents": of_agents(index)}
+        {"name": name, "curves": curves(ledger, ledger.metrics()), "agents": of_agents(index)}
         for name, ledger, index in zip(names_of(ledgers), ledgers, indices, strict=True)
     ]
     return {"runs": runs, "settings": different([settings(*run) for run in zip(ledgers, indices, strict=True)])}
@@ -211,10 +211,10 @@ def different(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return {key: values for key, values in by_key.items() if any(value != values[0] for value in values)}
 
 
-def curves(ledger: Ledger) -> dict[str, Any]:
-    """`{metric: {title, unit, meaning, points: [[training step, value], ...]}}`."""
+def curves(ledger: Ledger, rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """`{metric: {title, unit, meaning, points: [[training step, value], ...]}}` of the run's metrics `rows`."""
     points: dict[str, list[tuple[float, float]]] = {}
-    for row in ledger.metrics():
+    for row in rows:
         for name, value in row.items():
             if name != "step" and isinstance(value, int | float):
                 points.setdefault(name, []).append((row["step"], float(value)))

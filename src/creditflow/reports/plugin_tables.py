@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from creditflow.registry import Registry
-from creditflow.runs import Ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ TABLES: Registry[Callable[[Sequence[Mapping[str, Any]]], PluginTable | None]] = 
 )
 
 
-def plugin_tables(ledger: Ledger) -> list[dict[str, Any]]:
-    """The tables of a run, as JSON values."""
-    tables = (make(ledger.metrics()) for _, make in TABLES.items())
+def plugin_tables(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The tables of a run with these metrics, as JSON values."""
+    tables = (make(rows) for _, make in TABLES.items())
     return [asdict(table) for table in tables if table is not None]

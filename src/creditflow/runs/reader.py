@@ -7,6 +7,7 @@ opens at once. The content of a step file is read on demand.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +53,8 @@ class Ledger:
 
     def file(self, step: int) -> Path:
         """Path of the file of training step `step`. Raises InputError if the step is not on record."""
-        if step not in self.steps:
+        at = bisect_left(self.steps, step)  # for runs of many steps
+        if self.steps[at : at + 1] != (step,):
             has = f"{self.steps[0]} to {self.steps[-1]}" if self.steps else "none"
             raise InputError(f"{self.path}: expected a training step that is on record ({has}), got {step}")
         return self.path / f"steps/{step:06d}.parquet"
