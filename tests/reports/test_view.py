@@ -1,7 +1,11 @@
 """The live view beyond the page: search, addresses and keys."""
 
+import os
 import re
 import resource
+import signal
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -43,6 +47,20 @@ def test_queries_run_during_a_refresh(tmp_path: Path) -> None:
         asking.start()
         asking.join(60)
     assert pages == [48]
+
+
+def test_view_removes_its_tables_when_terminated(ledger: Ledger, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "creditflow", "view", str(ledger.path), "--port", "0"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stderr is not None
+        said = process.stderr.readline()
+        assert said.startswith("view: http://"), said
+        assert list(tmp_path.iterdir()) != []
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate()[1].endswith("interrupted\n")
+    assert process.returncode == 130
+    assert list(tmp_path.iterdir()) == []
 
 
 # ---- search ----------------------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 from creditflow._utils.progress import Reporter
 from creditflow.cli._options import AllowRemote, Host, Port, Run
 
@@ -23,4 +25,5 @@ def view(
     """
     from creditflow.reports.view import serve
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C, so that temporary files are removed
     serve(run, host, port, remote=allow_remote, say=Reporter().say)

@@ -205,9 +205,9 @@ def serve(path: Path, host: str, port: int, *, remote: bool, say: Callable[[str]
     socket = bound(host, port)
     follower = threading.Thread(target=watched.follow, daemon=True)
     follower.start()
-    say(f"view: {url_of(host, socket)}/ (ends with Ctrl-C)")
-    app = application(watched, hosts_of(host))
     try:
+        say(f"view: {url_of(host, socket)}/ (ends with Ctrl-C)")
+        app = application(watched, hosts_of(host))
         uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).run(sockets=[socket])
     finally:
         socket.close()
