@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from creditflow.data import TrajectoryBatch
 from creditflow.reports import view
 from creditflow.reports.detail import Spelling
 from creditflow.reports.index import Filter
+from creditflow.reports.plugin_tables import PluginTable
 from creditflow.reports.view import Watched, application
 from creditflow.runs import Ledger, RunFolder
 from tests.builders import mostly_slow
@@ -151,7 +152,9 @@ def test_agents_have_one_colour_everywhere(ledger: Ledger, tmp_path: Path) -> No
         assert all(colour in drawn for colour in colours.values())
 
 
-def test_constant_curves_are_folded_away(tmp_path: Path) -> None:
+def test_constant_curves_are_folded_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = PluginTable("Mail", [("step", "n")], [["7"]], "mail", curves={"sent": "mail/never finite"})
+    monkeypatch.setattr("creditflow.reports.overview.plugin_tables", lambda rows: [asdict(table)])
     folder = RunFolder.create(tmp_path / "run", {}, "")
     for training_step in (1, 2, 3):
         folder.append_metrics(
@@ -161,12 +164,21 @@ def test_constant_curves_are_folded_away(tmp_path: Path) -> None:
     with opened(reported(tmp_path / "report.html", folder.path)) as page:
         assert page.locator("#charts [data-chart]").get_attribute("data-chart") == "solver/actor/entropy"
         assert "Guard events: the newest 50" in page.inner_text("#notes")
+        assert page.inner_text("#more-tables td") == "7"
         page.click("#constant summary")
         assert page.locator("#constant li").all_inner_texts() == ["pass@1 in validation: 100 %"]
         assert page.inner_text("#change") == "Validation, training step 1 → 3: pass@1 100.0 %."
         page.fill("#metric", "memory/peak_gib")
         page.keyboard.press("Enter")
         page.wait_for_selector('#chosen [data-chart="memory/peak_gib"] svg')
+
+
+def test_last_turns_share_a_column(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("index", "overview"):
+        monkeypatch.setattr(f"creditflow.reports.{module}.TURNS", 3)
+    with opened(reported(tmp_path / "report.html", ledger.path)) as page:
+        heads = page.locator("#heat th").all_inner_texts()
+    assert heads == ["agent", "turn 0", "turn 1", "turn 2 and later"]
 
 
 def test_cells_without_steps_differ_from_zero(ledger: Ledger, tmp_path: Path) -> None:
@@ -294,10 +306,16 @@ def test_view_follows_a_run_and_filters_all_trajectories(tmp_path: Path) -> None
         assert page.inner_text("#found").startswith("48 trajectories;")
         page.fill("#metric", "actor/entropy")
         page.keyboard.press("Enter")
+        page.click("#found-out summary")
+        focused = page.locator("#list button").nth(3)
+        focused.focus()
+        before = focused.inner_text()
         write_step(folder, 4)
         page.wait_for_selector("text=4 of 4 training steps indexed")
         expect(page.locator("#found")).to_have_text(re.compile("^64 trajectories;"))
         assert page.locator("#list [data-trajectory]").first.get_attribute("data-trajectory").startswith("0-4-")
+        expect(page.locator("#found-out details")).to_have_attribute("open", "")
+        expect(page.locator("#list button:focus")).to_have_text(before, use_inner_text=True)
         chosen = page.locator('#chosen [data-chart="actor/entropy"]')
         expect(chosen).to_have_attribute("aria-label", re.compile(r"from 1\.000 to 0\.250$"))
         page.click("#later")

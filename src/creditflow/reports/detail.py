@@ -147,7 +147,8 @@ def step_detail(recorded: Recorded, step_id: str, token: int | None, spelling: S
     return detail
 
 
-def _tokens(batch: TrajectoryBatch, a: Assignment | None, s: int, texts_of: Pieces | None) -> list[dict[str, Any]]:
+def _tokens(batch: TrajectoryBatch, a: Assignment | None, s: int, texts_of: Pieces | None) -> list[tuple[Any, ...]]:
+    """A tuple of text, whether it was sampled, advantage and log-probability for each token."""
     start, stop = (int(at) for at in batch.token_offsets[s : s + 2])
     stop = min(stop, start + _TOKENS)
     ids = batch.response_ids[start:stop].tolist()
@@ -155,12 +156,7 @@ def _tokens(batch: TrajectoryBatch, a: Assignment | None, s: int, texts_of: Piec
     advantage_T = np.zeros(stop - start) if a is None else a.token_advantages()[start:stop]
     mask, logprobs = batch.response_mask[start:stop].tolist(), batch.logprobs[start:stop].tolist()
     return [
-        {
-            "text": text,
-            "sampled": bool(sampled),
-            "advantage": advantage,
-            "logprob": None if math.isnan(logprob) else logprob,
-        }
+        (text, bool(sampled), advantage, logprob if math.isfinite(logprob) else None)
         for text, sampled, advantage, logprob in zip(texts, mask, advantage_T.tolist(), logprobs, strict=True)
     ]
 

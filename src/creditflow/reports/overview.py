@@ -21,7 +21,7 @@ from creditflow.credit.records import CreditOptions
 from creditflow.errors import DataError
 from creditflow.monitoring.catalog import Metric, Names, described
 from creditflow.monitoring.notices import failure_summary, idle_gate_summary, rollout_summary
-from creditflow.reports.index import PER_E, Index, policies_of
+from creditflow.reports.index import PER_E, TURNS, Index, policies_of
 from creditflow.reports.plugin_tables import plugin_tables
 from creditflow.reports.text import cut, in_yaml
 from creditflow.runs import Ledger
@@ -34,7 +34,7 @@ _BINS = 40
 
 
 def overview(ledger: Ledger, index: Index) -> dict[str, Any]:
-    """All of the page except single trajectories."""
+    """All of the page except single trajectories. `last_turn` in `heat` is that turn and all later ones."""
     rows = ledger.metrics()
     return {
         "run": head(ledger, index),
@@ -46,6 +46,7 @@ def overview(ledger: Ledger, index: Index) -> dict[str, Any]:
         "series": series(index),
         "tables": plugin_tables(rows),
         "heat": heat(index),
+        "last_turn": TURNS - 1,
         "advantages": advantages(index),
     }
 

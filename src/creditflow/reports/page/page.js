@@ -246,7 +246,7 @@
     if (!gated) $("filter").gate.value = "";
     const words = { sub_reward: ["mean score", "0 to 1"], credit: ["mean credit", "in reward"], pass_rate: ["open gates", "share"], threshold: ["threshold", "0 to 1"] };
     const list = Object.entries(words).map(([key, [title, unit]]) => [key, { title, unit }, Object.entries(told.series).filter(([, of]) => of[key].length).map(([agent, of]) => ({ name: agent, points: of[key], line: lineOf(agent) }))]);
-    for (const of of told.tables) if (of.chart) list.push([of.title, { title: of.chart, unit: of.unit }, Object.entries(of.curves).map(([name, key]) => ({ name, points: told.curves[key].points }))]);
+    for (const of of told.tables) if (of.chart) list.push([of.title, { title: of.chart, unit: of.unit }, Object.entries(of.curves).filter(([, key]) => told.curves[key]).map(([name, key]) => ({ name, points: told.curves[key].points }))]);
     curves($("agent-charts"), $("constant-agents"), list.filter(([, , series]) => series.length));
     $("more-tables").replaceChildren(...told.tables.flatMap((of) => [title(of.title), scroll(table(of.columns, of.rows), `Table: ${of.title}`)]));
     heat();
@@ -268,7 +268,7 @@
       const of = told.heat.find((c) => c.agent === agent && c.turn === turn), value = of?.[key];
       return el("td", known(value) ? { class: "n", style: `background:${hue(shares ? -value : value, most)}`, title: `${count(of.steps)} steps` } : { class: "n empty", title: of ? "no value" : "no steps" }, known(value) ? (shares ? percent(value) : signed(value)) : "-");
     };
-    $("heat").replaceChildren(table([["agent", ""], ...turns.map((turn) => [`turn ${turn}`, "n"])], agentNames.filter((agent) => told.heat.some((c) => c.agent === agent)).map((agent) => [named(agent), ...turns.map((turn) => cell(agent, turn))])));
+    $("heat").replaceChildren(table([["agent", ""], ...turns.map((turn) => [`turn ${turn}${turn === told.last_turn ? " and later" : ""}`, "n"])], agentNames.filter((agent) => told.heat.some((c) => c.agent === agent)).map((agent) => [named(agent), ...turns.map((turn) => cell(agent, turn))])));
   }
   function compare() {
     if (!data.comparison) return;
@@ -455,10 +455,10 @@
     const more = said.querySelector("details"), box = more.lastChild, step_id = said.dataset.step, training_step = here.training_step;
     let of;
     try { of = await source.step({ step_id, training_step, token }); } catch (error) { box.replaceChildren(el("p", { class: "note" }, error.message)); return; }
-    const most = largest(of.tokens.map((t) => t.advantage));
-    const tokens = el("pre", { class: "tokens", tabindex: 0, role: "region", "aria-label": `Tokens of ${step_id}` }, ...of.tokens.map((t, j) => {
-      const token = el("span", t.sampled ? { class: "token", style: `background:${hue(t.advantage, most)}`, title: `token ${j}: advantage ${signed(t.advantage)}${t.logprob === null ? "" : `, log-probability ${number(t.logprob)} nats`}` } : { class: "token not-sampled", title: `token ${j}: not sampled by the policy` }, t.text);
-      if (live && t.sampled) { token.setAttribute("tabindex", "0"); token.setAttribute("role", "button"); const ask = () => go({ ...here, step: step_id, token: j }); token.addEventListener("click", ask); token.addEventListener("keydown", (e) => { if (e.key === "Enter") ask(); }); }
+    const most = largest(of.tokens.map(([, , advantage]) => advantage));
+    const tokens = el("pre", { class: "tokens", tabindex: 0, role: "region", "aria-label": `Tokens of ${step_id}` }, ...of.tokens.map(([text, isSampled, advantage, logprob], j) => {
+      const token = el("span", isSampled ? { class: "token", style: `background:${hue(advantage, most)}`, title: `token ${j}: advantage ${signed(advantage)}${logprob === null ? "" : `, log-probability ${number(logprob)} nats`}` } : { class: "token not-sampled", title: `token ${j}: not sampled by the policy` }, text);
+      if (live && isSampled) { token.setAttribute("tabindex", "0"); token.setAttribute("role", "button"); const ask = () => go({ ...here, step: step_id, token: j }); token.addEventListener("click", ask); token.addEventListener("keydown", (e) => { if (e.key === "Enter") ask(); }); }
       return token;
     }));
     const hints = [
@@ -516,17 +516,28 @@
 
   /* ---- begin ------------------------------------------------------------------------------------------------------------- */
 
+  /* Draws anew; keeps the keyboard focus, and the findings' box unfolded. */
+  async function renewed(drawAll) {
+    const at = document.activeElement, box = at.closest("[id]"), isOpen = $("found-out").querySelector("details")?.open;
+    const drawn = drawAll(); // all but the list at once
+    const folded = $("found-out").querySelector("details");
+    if (folded && isOpen) folded.open = true;
+    await drawn;
+    if (at.isConnected || document.activeElement !== document.body) return;
+    const alike = [...box.querySelectorAll(at.tagName)];
+    (alike.find((one) => one.textContent === at.textContent) ?? alike[0])?.focus({ preventScroll: true });
+  }
   let seen = "", visited = false;
   async function look() {
     try {
       const overview = await source.overview();
       const now = JSON.stringify([overview.run, overview.left_out, overview.findings.length, overview.events.length, Object.values(overview.curves).map((c) => c.points.length)]);
-      if (now !== seen) { seen = now; compare(); show(overview); if (offset === 0 && !wordsOf(filters().text).length) await list(); }
+      if (now !== seen) { seen = now; await renewed(async () => { compare(); show(overview); if (offset === 0 && !wordsOf(filters().text).length) await list(); }); }
       if (!visited) { visited = true; await visit(); }
       const first = listed().find((row) => !told.run.unreadable.includes(Number(row.dataset.trainingStep)));
       if (first && !$("trajectory").hasChildNodes()) await open(first.dataset.trajectory, first.dataset.trainingStep);
       document.body.dataset.ready = "true";
-    } catch (error) { $("progress").textContent = `The server does not answer: ${error.message}`; }
+    } catch (error) { $("progress").textContent = `${live ? "The server does not answer" : "This page is incomplete"}: ${error.message}`; }
     if (live) setTimeout(look, 2000);
   }
   look();
