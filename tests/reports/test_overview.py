@@ -12,13 +12,13 @@ import pytest
 from creditflow.credit import assign
 from creditflow.data import RIGHT, TrajectoryBatch
 from creditflow.errors import DataError
-from creditflow.reports.detail import trajectory_graph
+from creditflow.reports.detail import Spelling, step_detail, trajectory_graph
 from creditflow.reports.findings import tables_of
 from creditflow.reports.index import Filter, Index
 from creditflow.reports.overview import POINTS, advantages, names_of, of_agents, overview, thinned
 from creditflow.reports.run_report import samples
 from creditflow.reports.why import worth_a_look
-from creditflow.runs import Ledger, RunFolder
+from creditflow.runs import Ledger, Recorded, RunFolder
 from creditflow.runs.sql import connect
 from tests.builders import batch_of, credit_options, make_trajectory, step
 from tests.cli.commands import refused
@@ -177,6 +177,15 @@ def test_curves_leave_out_non_finite_values(tmp_path: Path) -> None:
     json.dumps(overview(ledger, Index(ledger)), allow_nan=False)
 
 
+def test_tokens_without_a_finite_logprob_have_none(tmp_path: Path) -> None:
+    batch = a_batch(1)
+    batch.logprobs[:2] = -np.inf, np.nan
+    batch.logprobs[2:] = -0.5
+    recorded, spelling = Recorded(1, batch, None), Spelling(a_run(tmp_path / "run", 0))
+    tokens = [token for id in batch.step_ids[:4] for token in step_detail(recorded, id, None, spelling)["tokens"]]
+    assert [logprob for *_, logprob in tokens] == [None, None, *[-0.5] * (len(tokens) - 2)]
+
+
 @pytest.mark.parametrize("line", ["[1]", '{"actor/entropy": 1}', '{"step": "four"}', "nothing"])
 def test_malformed_jsonl_lines_give_a_one_line_error(tmp_path: Path, line: str) -> None:
     ledger = a_run(tmp_path / "run")
@@ -231,3 +240,15 @@ def test_samples_report_long_texts_and_unspelled_tokens(tmp_path: Path, monkeypa
     found = samples(ledger, index, 10)
     assert len(found["trajectories"]) == 3
     assert "7 of 10 sample trajectories are left out: they are long; creditflow view shows all" in found["left_out"]
+
+
+def test_samples_begin_with_the_named_trajectories(tmp_path: Path) -> None:
+    ledger = a_run(tmp_path / "run")
+    ids = {step: [id for recorded in ledger for id in recorded.batch.trajectory_ids if id.startswith(f"0-{step}-")]
+           for step in (1, 3)}  # fmt: skip
+    first = [*((id, 1) for id in ids[1][:7]), (ids[3][5], 3), ("0-9-0-0", 9)]
+    found = samples(ledger, indexed(ledger), 12, first)
+    shown = [(row["trajectory_id"], row["training_step"]) for row in found["trajectories"]]
+    assert set(shown[:8]) == set(first[:8])
+    assert [step for _, step in shown[8:]] == [3] * 4
+    assert len(set(shown)) == len(found["graphs"]) == 12

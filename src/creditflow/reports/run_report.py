@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,8 @@ SAMPLES = 10
 FILE = "report.html"
 _STEPS = 2000
 """Maximum steps of all samples after the first, since browsers cannot open a report of many thousands of steps."""
-_TEXT = 2_000_000
-"""Maximum characters of all texts, likewise."""
+_SIZE = 4_000_000
+"""Maximum characters of all samples as JSON, likewise."""
 
 
 def indexed(ledger: Ledger) -> Index:
@@ -81,29 +83,32 @@ def _summary(shown: dict[str, Any], findings: Sequence[Finding]) -> str:
 def samples(ledger: Ledger, index: Index, count: int, first: Sequence[tuple[str, int]] = ()) -> dict[str, Any]:
     """Return `{trajectories, graphs, steps, left_out}` of sample trajectories.
 
-    They are rows of the list, their graphs and steps, and sentences on missing parts. Right trajectories and others
-    alternate: first those of steps that are worth a look, then those with the largest advantages, up or down. Samples
-    come from the newest readable training step, and from earlier ones if it has too few. If the texts are too long, the
-    last trajectories are left out, but never the first. `left_out` covers only parts that the overview does not state.
-    `first`: trajectories, with their training steps, that come first if their training step is among the samples.
+    They are rows of the list, their graphs and steps, and sentences on missing parts. The trajectories `first`, each
+    with its training step, come first. Then right trajectories and others alternate: those of steps that are worth a
+    look, then those with the largest advantages, up or down. They come from the newest readable training step, and from
+    earlier ones if it has too few. If the samples are too long, the last trajectories are left out, but never the
+    first. `left_out` covers only parts that the overview does not state.
     """
     trajectories: list[dict[str, Any]] = []
     graphs: dict[str, Any] = {}
     steps: dict[str, Any] = {}
     missing: list[str] = []
     spelling, written, is_full = Spelling(ledger), 0, False
-    for step in sorted(index.taken.keys() - index.reasons.keys(), reverse=True):  # the overview states the reasons
+    readable = sorted(index.taken.keys() - index.reasons.keys(), reverse=True)  # the overview states the reasons
+    of_first = sorted({at for _, at in first}.intersection(readable))
+    read = lru_cache(maxsize=1)(ledger.read)  # the newest is often the last with some of `first`
+    for step, is_first in [*((step, True) for step in of_first), *((step, False) for step in readable)]:
         if is_full or len(trajectories) == count:
             break
         try:
-            recorded = ledger.read(step)
+            recorded = read(step)
         except DataError as error:
             missing.append(f"no sample is from {ledger.file(step).name}: {first_line(error)}")
             continue
         batch, assigned = recorded.batch, recorded.assignment
         told = [] if assigned is None else [batch.trajectory_of_step[s] for s, _ in worth_a_look(assigned)]
-        ids = [*(id for id, at in first if at == step), *(batch.trajectory_ids[n] for n in told)]
-        rows = _of_step(index, step, count - len(trajectories), ids)
+        lists = [id for id, at in first if at == step], [batch.trajectory_ids[n] for n in told]
+        rows = _of_step(index, step, count - len(trajectories), *lists, is_first=is_first)
         for done, row in enumerate(rows):
             graph = trajectory_graph(recorded, row["trajectory_id"])
             # Only our engines put the training step into ids; elsewhere two training steps may share an id.
@@ -111,8 +116,8 @@ def samples(ledger: Ledger, index: Index, count: int, first: Sequence[tuple[str,
                 f"{recorded.step} {step['id']}": step_detail(recorded, step["id"], None, spelling)
                 for step in graph["steps"]
             }
-            size = len(str(graph)) + len(str(details))
-            is_full = bool(trajectories) and (written + size > _TEXT or len(steps) + len(details) > _STEPS)
+            size = len(json.dumps([graph, details]))
+            is_full = bool(trajectories) and (written + size > _SIZE or len(steps) + len(details) > _STEPS)
             if is_full:
                 n_left = len(rows) - done
                 missing.append(
@@ -129,20 +134,23 @@ def samples(ledger: Ledger, index: Index, count: int, first: Sequence[tuple[str,
         f"tokens of policy {policy!r} are shown as ids: no readable tokenizer.json is in the run's checkpoints"
         for policy in policies
     ]
-    return {"trajectories": trajectories, "graphs": graphs, "steps": steps, "left_out": missing}
+    return {"trajectories": trajectories, "graphs": graphs, "steps": steps, "left_out": list(dict.fromkeys(missing))}
 
 
-def _of_step(index: Index, step: int, count: int, first: Sequence[str]) -> list[dict[str, Any]]:
+def _of_step(
+    index: Index, step: int, count: int, first: Sequence[str], told: Sequence[str], *, is_first: bool
+) -> list[dict[str, Any]]:
+    """Rows of a training step: those of the trajectories `first`, or of the others, of which `told` come first."""
     return index.ask(
         f"""
         WITH ranked AS (
             SELECT *, row_number() OVER (
                 PARTITION BY coalesce(ended_right, false)
-                ORDER BY list_contains($3, trajectory_id) DESC, largest DESC NULLS LAST, number
+                ORDER BY list_position($4, trajectory_id) NULLS LAST, largest DESC NULLS LAST, number
             ) AS rank
-            FROM trajectories WHERE training_step = $1
+            FROM trajectories WHERE training_step = $1 AND list_contains($3, trajectory_id) = $5
         )
         SELECT {ROW} FROM ranked LEFT JOIN tasks USING (task_key) ORDER BY rank, ended_right LIMIT $2
         """,
-        [step, count, list(first)],
+        [step, count, list(first), list(told), is_first],
     )
