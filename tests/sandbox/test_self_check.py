@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from creditflow.sandbox import BACKENDS, Limits, Result, SandboxBackend, SandboxError, SandboxUnavailable
+from creditflow.sandbox import BACKENDS, Limits, Result, SandboxBackend, SandboxError, SandboxUnavailable, self_check
 from creditflow.sandbox.self_check import BREACHED, CHECK_LIMITS, CONTAINED, PROBES, UNTRIED, check_sandbox
 from tests.cli.commands import creditflow, refused
 from tests.sandbox import boxes
@@ -67,6 +67,19 @@ def test_back_end_that_runs_nothing_fails_the_first_probe() -> None:
 
     (verdict,) = check_sandbox(Box())
     assert (verdict.fate, verdict.seen) == (UNTRIED, "the program did not run: python: not found")
+
+
+@pytest.mark.parametrize("limits", [{"processes": 149}, {"memory_mb": 573}, {"output_bytes": 6_000_000}])
+def test_attack_that_cannot_reach_its_limit_is_not_a_pass(limits) -> None:
+    class Box(CarelessBox):
+        def run(self, command, *, stdin=b""):
+            return Result(0, b'{"amount": 1}\n')
+
+    probe = {"processes": self_check.processes, "memory_mb": self_check.memory, "output_bytes": self_check.output}
+    (name,) = limits
+    assert probe[name](Box(), "")[0]
+    with pytest.raises(SandboxError, match="is not below the attack's"):
+        probe[name](Box(replace(LIMITS, **limits)), "")
 
 
 # The command

@@ -23,7 +23,7 @@ from creditflow.errors import first_line
 from creditflow.sandbox.base import Limits, Result, Sandbox, SandboxError
 
 CHECK_LIMITS = Limits(wall_s=4.0, cpu_s=3.0, memory_mb=256, processes=32, open_files=128, file_mb=8, disk_mb=32)
-"""Small limits: a check takes seconds. The attacks test at most 600 MB, 150 processes and 6 MB of output."""
+"""Small limits: a check takes seconds. The attacks test at most 600 MB, 149 processes and 6 MB of output."""
 CONTAINED, BREACHED, UNTRIED = "contained", "NOT CONTAINED", "could not be tried"
 
 Finding = tuple[bool, str]
@@ -112,7 +112,7 @@ def read_host(box: Sandbox, token: str) -> Finding:
 
 
 def processes(box: Sandbox, token: str) -> Finding:
-    """Start child processes, at most 150, which end after 2 s."""
+    """Start child processes, at most 148, which end after 2 s."""
     body = """
 for count in range(2, 150):
     pid = attempt(os.fork)
@@ -122,7 +122,7 @@ for count in range(2, 150):
     if pid:
         report(amount=count)
 """
-    return _within(_run(box, body)[1].get("amount", 1), box.limits.processes, "processes at a time")
+    return _within(_run(box, body)[1].get("amount", 1), box.limits.processes, "processes at a time", 149)
 
 
 def memory(box: Sandbox, token: str) -> Finding:
@@ -133,7 +133,7 @@ while len(held) < 60:
     held.append(b"x" * 10_000_000)
     report(amount=len(held) * 10)
 """
-    return _within(_run(box, body)[1].get("amount", 0), int(box.limits.memory_mb * 1.048576), "MB held by one process")
+    return _within(_run(box, body)[1].get("amount", 0), int(box.limits.memory_mb * 1.048576), "MB in one process", 600)
 
 
 def clock(box: Sandbox, token: str) -> Finding:
@@ -152,7 +152,7 @@ report(done=True)
 def output(box: Sandbox, token: str) -> Finding:
     """Write 6 MB of output."""
     result, _ = _run(box, "for _ in range(60): os.write(1, b'x' * 100_000)")
-    return _within(len(result.stdout) + len(result.stderr), box.limits.output_bytes, "bytes of output")
+    return _within(len(result.stdout) + len(result.stderr), box.limits.output_bytes, "bytes of output", 6_000_000)
 
 
 def privileges(box: Sandbox, token: str) -> Finding:
@@ -197,7 +197,10 @@ def _run(box: Sandbox, body: str, token: str = "", **facts: Any) -> tuple[Result
     return result, json.loads(reports[-1])
 
 
-def _within(amount: int, most: int, unit: str) -> Finding:
+def _within(amount: int, most: int, unit: str, attack: int) -> Finding:
+    """Compare an amount with its limit. Raises SandboxError if the attack cannot reach that limit."""
+    if most >= attack:
+        raise SandboxError(f"the limit of {most:,} {unit} is not below the attack's {attack:,}")
     return amount <= most, f"{amount:,} {unit}, {most:,} allowed"
 
 
