@@ -70,9 +70,9 @@ def test_only_tmp_is_writable(box, path):
     )
 
 
-def test_program_is_pid_1_of_an_unprivileged_user(box):
+def test_program_runs_as_an_unprivileged_user(box):
     code = (
-        "import os\nprint(os.getpid(), os.getuid(), os.getgid(), os.getgroups())\n"
+        "import os\nprint(os.getppid(), os.getuid(), os.getgid(), os.getgroups())\n"
         "print(*[l.split()[1] for l in open('/proc/self/status') if l[:3] == 'Cap' or l[:10] == 'NoNewPrivs'])\n"
         "print(*[l.split()[1] for l in open('/proc/self/status') if l[:8] == 'Seccomp:'], os.uname().nodename)"
     )
@@ -93,6 +93,18 @@ def test_network_and_loopback_are_refused(box):
 
 
 def test_dangerous_system_calls_are_refused(box):
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGALRM, signal.SIGTERM, signal.SIGABRT])
+def test_signals_end_a_program_as_outside_a_box(box, number):
+    code = f"import os, signal; signal.signal({number}, signal.SIG_DFL); os.kill(os.getpid(), {number}); print('alive')"
+    result = python(box, code)
+    assert (result.exit_code, result.signal, result.stdout, result.stderr) == (None, number, b"", b"")
+
+
+def test_orphans_are_reaped(box):
+    code = "import subprocess\nfor _ in range(40): subprocess.run(['sh', '-c', 'true & exit'], check=True)"
+    assert python(box, code).ok
     # Numbers of x86_64 from <asm/unistd_64.h>; from 424 on they are the same on all architectures.
     calls = {"memfd_create": 319, "unshare": 272, "ptrace": 101, "bpf": 321, "keyctl": 250, "userfaultfd": 323,
              "perf_event_open": 298, "process_vm_readv": 310, "mount": 165, "setns": 308, "shmget": 29,

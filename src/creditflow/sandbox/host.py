@@ -91,16 +91,17 @@ def as_nobody() -> list[str]:
     return [path, f"--userspec=+{NOBODY}:+{NOBODY}", "--groups=", "/"]
 
 
-def prlimit(limits: Limits) -> list[str]:
-    """The command that sets the rlimits and then executes another. Each applies to one process, except nproc.
+def prlimit(limits: Limits) -> str:
+    """The command of a shell that sets the rlimits of pid 1, which its children inherit.
 
-    nproc counts a user's processes in its user namespace, so those of this box only (before Linux 5.14: of all boxes).
+    Each applies to one process, except nproc. It counts a user's processes in its user namespace, so those of this box
+    only (before Linux 5.14: of all boxes).
     """
     import resource
 
     rlimits = {
         "as": (resource.RLIMIT_AS, limits.memory_mb * MB),
-        "nproc": (resource.RLIMIT_NPROC, limits.processes),
+        "nproc": (resource.RLIMIT_NPROC, limits.processes + 1),  # and pid 1
         "cpu": (resource.RLIMIT_CPU, math.ceil(limits.cpu_s)),
         "fsize": (resource.RLIMIT_FSIZE, limits.file_mb * MB),
         "nofile": (resource.RLIMIT_NOFILE, limits.open_files),
@@ -110,8 +111,8 @@ def prlimit(limits: Limits) -> list[str]:
     }
     if not Path("/usr/bin/prlimit").exists():
         raise SandboxUnavailable("sandbox back end bubblewrap: /usr/bin/prlimit not found; install util-linux")
-    words = ["/usr/bin/prlimit"]
+    words = ["/usr/bin/prlimit", "--pid", "1"]
     for name, (kind, most) in rlimits.items():
         hard = resource.getrlimit(kind)[1]
         words.append(f"--{name}={most if hard == resource.RLIM_INFINITY else min(most, hard)}")
-    return [*words, "--"]
+    return " ".join(words)

@@ -32,12 +32,16 @@ exec 9>&0 0<{stdin}
 unset PWD OLDPWD SHLVL
 echo >&9
 read -r go <&9 || exit
-exec "$@" 9>&-
+{prlimit} || exit
+exec 9>&- 8>&2 2>/dev/null
+(exec "$@" 2>&8 8>&-); exit
 """
-"""For the shell that is pid 1 of a box: wait for the release, then execute the arguments in place of the shell.
+"""For the shell that is pid 1 of a box: wait for the release, limit itself, then execute the arguments in a child.
 
-`stdin`: the path of the program's input, a file in the box. Bubblewrap passes descriptors on under the same numbers,
-and a plain shell can address only those up to 9: the socket is therefore the shell's own input."""
+The program is not pid 1, because a pid 1 ignores most signals and must reap orphans; the shell reaps them while it
+waits. Its own messages ("Killed") are dropped. `prlimit`: a command. `stdin`: the path of the program's input, a file
+in the box. Bubblewrap passes descriptors on under the same numbers, and a plain shell can address only those up to 9:
+the socket is therefore the shell's own input."""
 
 
 class Descriptors:

@@ -65,7 +65,7 @@ def program() -> bytes:
     rules.add_rule(missing, "clone3")
     for flag in _CLONE_NEW:
         rules.add_rule(refused, "clone", pyseccomp.Arg(0, pyseccomp.MASKED_EQ, flag, flag))
-    # The box dies with the harness by a property of its pid 1. The program is pid 1 and could reset it.
+    # The box dies with the harness by a property of its pid 1. A program that gains control of pid 1 could reset it.
     rules.add_rule(refused, "prctl", pyseccomp.Arg(0, pyseccomp.MASKED_EQ, 0xFFFFFFFF, _PR_SET_PDEATHSIG))
     # Refuse the sockets themselves, because bubblewrap brings loopback up.
     rules.add_rule(refused, "socket", pyseccomp.Arg(0, pyseccomp.NE, int(socket.AF_UNIX)))

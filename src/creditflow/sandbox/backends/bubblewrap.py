@@ -2,9 +2,9 @@
 
 Independent of rewards and other back ends. The sequence of a run: bwrap starts in the run's cgroup, sets up the box and
 starts a shell in it. The shell waits (see `launch`) while this process sets the limits that are set from outside. Then
-`prlimit` sets the rlimits inside the box, because processes must be counted there, and executes the program. The
-program is pid 1 of its namespace: when it ends, all its processes end. `--json-status-fd` distinguishes the program's
-end from a failure of bwrap.
+`prlimit` sets the rlimits inside the box, because processes must be counted there, and the shell starts the program.
+The shell is pid 1 of the namespace and ends with the program: then all processes end. `--json-status-fd` distinguishes
+the program's end from a failure of bwrap.
 """
 
 from __future__ import annotations
@@ -137,10 +137,10 @@ class Bubblewrap(Box):
             group = None if self._parents is None else self._parents.group()
             if group is not None:
                 stack.callback(group.close)
-                group.make(replace(self._limits, processes=self._limits.processes + 1))  # and bwrap
+                group.make(replace(self._limits, processes=self._limits.processes + 2))  # and bwrap, pid 1
             # Pushed last, so that it runs first: a group cannot be removed before its processes are dead.
             stack.callback(box.end)
-            whole = [*start, *self._prlimit, *words]
+            whole = [*start, *words]
             box.start(whole if group is None else group.joined(whole))
             wall_s = max(self._limits.wall_s, _PROBE_S) if self._probing else self._limits.wall_s
             end = box.run(self._bound_files, wall_s, self._limits.output_bytes)
@@ -164,8 +164,8 @@ class Bubblewrap(Box):
         if stdin:
             passed.append(fds.sealed(stdin))
             words += ["--perms", "0444", "--file", str(passed[-1]), _STDIN]
-        words += ["--json-status-fd", str(status_in), "--seccomp", str(filter_fd), *self._final, "--"]
-        words += ["/bin/sh", "-c", launch.SCRIPT.format(stdin=_STDIN if stdin else "/dev/null"), "sh"]
+        words += ["--json-status-fd", str(status_in), "--seccomp", str(filter_fd), *self._final, "--", "/bin/sh", "-c"]
+        words += [launch.SCRIPT.format(stdin=_STDIN if stdin else "/dev/null", prlimit=self._prlimit), "sh"]
         return launch.Launch(fds, status, out, err, channel, (box_end, out_in, err_in, *passed)), words
 
     def _bound_files(self, pid: int) -> None:
