@@ -1,9 +1,10 @@
 """The seccomp filter of a box: the refused system calls, as a BPF program for bubblewrap. Independent of boxes.
 
 Three kinds of calls are refused: calls that widen the kernel's attack surface (namespaces, BPF, keys, io_uring,
-userfaultfd, modules), calls that reach outside the box (ptrace, other processes' memory, the clock, mounts, the
+AIO, userfaultfd, modules), calls that reach outside the box (ptrace, other processes' memory, the clock, mounts, the
 parent-death signal that ends the box with the harness), and memory that no limit counts without a cgroup (memfd, System
-V segments and queues). Refused calls fail with EPERM, or with ENOSYS if their callers have a fallback.
+V segments and queues, larger socket buffers). Refused calls fail with EPERM, or with ENOSYS if their callers have a
+fallback.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ swapon swapoff quotactl quotactl_fd
 ptrace process_vm_readv process_vm_writev process_madvise process_mrelease kcmp pidfd_getfd
 bpf perf_event_open lookup_dcookie fanotify_init
 add_key request_key keyctl
-io_uring_setup io_uring_enter io_uring_register
+io_uring_setup io_uring_enter io_uring_register io_setup io_submit io_getevents io_pgetevents io_cancel io_destroy
 userfaultfd
 clock_settime clock_settime64 clock_adjtime clock_adjtime64 settimeofday adjtimex stime
 sethostname setdomainname
@@ -68,7 +69,9 @@ def program() -> bytes:
     # The box dies with the harness by a property of its pid 1. A program that gains control of pid 1 could reset it.
     rules.add_rule(refused, "prctl", pyseccomp.Arg(0, pyseccomp.MASKED_EQ, 0xFFFFFFFF, _PR_SET_PDEATHSIG))
     # Refuse the sockets themselves, because bubblewrap brings loopback up.
-    rules.add_rule(refused, "socket", pyseccomp.Arg(0, pyseccomp.NE, int(socket.AF_UNIX)))
+    for call in ("socket", "socketpair"):
+        rules.add_rule(refused, call, pyseccomp.Arg(0, pyseccomp.NE, int(socket.AF_UNIX)))
+    rules.add_rule(refused, "setsockopt", pyseccomp.Arg(2, pyseccomp.MASKED_EQ, 0xFFFFFFFF, socket.SO_SNDBUF))
     for request in (_TIOCSTI, _TIOCLINUX):
         rules.add_rule(refused, "ioctl", pyseccomp.Arg(1, pyseccomp.MASKED_EQ, 0xFFFFFFFF, request))
     for number in _NEWEST:

@@ -79,13 +79,11 @@ class Bubblewrap(Box):
         self._probe([python] if python else host.interpreters())
         self._probing = False
 
-    def memory_bound(self) -> tuple[int, str]:
-        """The memory bound of all processes of a run together, in bytes, and the mechanism that enforces it."""
-        total = self._limits.memory_mb * MB
-        if self._parents is not None:
-            return total, f"cgroup version {self._parents.version} at {self._parents.memory}"
-        bound = total * self._limits.processes + self._limits.disk_mb * MB
-        return bound, f"memory_mb of each process, times processes, and disk_mb; no cgroup: {self._why_no_cgroup}"
+    def memory_bound(self) -> tuple[int | None, str]:
+        """The memory bound of all processes of a run together, in bytes (None: no cgroup), and the reason."""
+        if self._parents is None:
+            return None, f"memory_mb of each process, without its socket buffers; no cgroup: {self._why_no_cgroup}"
+        return self._limits.memory_mb * MB, f"cgroup version {self._parents.version} at {self._parents.memory}"
 
     def _probe(self, candidates: Sequence[str]) -> None:
         """Take the first interpreter that runs in a box with these limits."""
