@@ -266,10 +266,11 @@ def test_namespace_restrictions_are_found_with_remedies(tmp_path):
     assert len(host.restrictions(tmp_path)) == 2
 
 
-def test_limits_too_small_for_python_are_refused_on_opening():
+@pytest.mark.parametrize("limit", [{"memory_mb": 4}, {"open_files": 3}, {"output_bytes": 2}])
+def test_limits_too_small_for_python_are_refused_on_opening(limit):
     boxes.bubblewrap()
-    with pytest.raises(SandboxUnavailable, match="python3"):
-        open_sandbox("bubblewrap", memory_mb=4)
+    with pytest.raises(SandboxUnavailable, match=f"python3.*see .*{next(iter(limit))}"):
+        open_sandbox("bubblewrap", **limit)
 
 
 def test_options_set_the_interpreter_and_more_folders(public):

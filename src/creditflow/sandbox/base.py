@@ -25,7 +25,7 @@ class Limits:
     cpu_s: Seconds = 10.0
     """CPU seconds of each process; all together are bounded by `wall_s` times the cores."""
     memory_mb: Annotated[int, Field(gt=0, le=2**24)] = 512
-    """Memory of all processes together with a cgroup; memory of each process without."""
+    """Memory of each process; with a cgroup also of all processes together."""
     processes: Annotated[int, Field(gt=0, le=2**22)] = 32
     """Processes and threads alive at a time."""
     open_files: Annotated[int, Field(gt=0, le=2**20)] = 256

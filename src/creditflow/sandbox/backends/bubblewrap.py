@@ -103,7 +103,7 @@ class Bubblewrap(Box):
             )
         raise SandboxUnavailable(
             "sandbox back end bubblewrap: no Python runs in a box here. "
-            + " ".join([*reasons, *host.restrictions(), "(options: python, ro_bind)"])
+            + " ".join([*reasons, *host.restrictions(), "(see python, ro_bind, memory_mb, open_files, output_bytes)"])
         )
 
     def _try(self, prefix: list[str]) -> Result:
