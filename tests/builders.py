@@ -23,6 +23,7 @@ from creditflow.credit import Assignment, CreditOptions, assign
 from creditflow.credit.records import PROPAGATION_RULES
 from creditflow.data import Message, Score, Step, Task, Trajectory, TrajectoryBatch
 from creditflow.data.trajectory import TrajectoryStatus
+from creditflow.registry import Registry
 from creditflow.rollout import (
     AgentSpec,
     Generation,
@@ -251,6 +252,12 @@ class Scripted:
         self.prompts += [self.decode(request.prompt_ids) for request in requests]
         ids = [tuple(self.answer(self.decode(request.prompt_ids))) for request in requests]
         return [Generation(i, (-1.0,) * len(i), "stop") for i in ids]
+
+
+def unregister(registry: Registry[Any], name: str) -> None:
+    """Remove an entry that a test has added."""
+    registry._entries.pop(name, None)
+    registry._resolved.discard(name)
 
 
 def without_progress(stderr: str) -> str:

@@ -86,9 +86,9 @@ class Registry(Generic[Entry]):
         self._declared.append((decorated, entry))
 
     def declaration(self, value: object) -> Entry | None:
-        """The entry of a decorated object or of a record; None for any other object."""
-        if self.record is not None and isinstance(value, self.record):
-            return value
+        """The entry of a decorated object; a record or an object of the kind is its own entry; None for any other."""
+        if self._kind is not None and isinstance(value, self._kind):
+            return cast(Entry, value)
         return next((entry for decorated, entry in reversed(self._declared) if decorated is value), None)
 
     def declared_by(self, value: object) -> Entry:
@@ -109,11 +109,6 @@ class Registry(Generic[Entry]):
     def recall(self, reference: str, entry: Entry) -> None:
         """Register an entry that a run has recorded. It is in force only while the file is not loaded."""
         self._recorded[reference] = entry
-
-    def remove(self, name: str) -> None:
-        """Remove `name`, for tests and notebooks that register an entry twice."""
-        self._entries.pop(name, None)
-        self._resolved.discard(name)
 
     def names(self) -> tuple[str, ...]:
         """The registered names, sorted, without those of files. Loads no entry point."""
@@ -139,7 +134,7 @@ class Registry(Generic[Entry]):
         """The entry of a name or reference.
 
         Raises ConfigError, with the known names, for an unknown one, and for an entry point that cannot be loaded, has
-        the name of a built-in entry, or names something else.
+        the name of another entry, or names something else.
         """
         self._complete()
         if isinstance(name, str):
@@ -180,15 +175,12 @@ class Registry(Generic[Entry]):
             return
         if (point := self._points().get(name)) is not None:
             where = f"entry point {name!r} of {self._group}"
-            if name in self._entries:
+            loaded = load_point(point)  # a module registers all its entries when it is first imported
+            if (entry := self.declaration(loaded)) is None and (entry := self._entries.get(name)) is None:
+                kind = f"an object of type {self._kind.__name__}" if self._kind else f"a declaration of {name!r}"
+                raise ConfigError(f"{where}: expected {kind}, got {type(loaded).__name__}")
+            if self._entries.setdefault(name, entry) is not entry:
                 raise ConfigError(f"{where}: expected a new name, got {name!r}, which is taken")
-            loaded = load_point(point)  # a module registers its entries while it is imported
-            if name not in self._entries:
-                entry = self.declaration(loaded)
-                if entry is None and not (self._kind is not None and isinstance(loaded, self._kind)):
-                    kind = f"an object of type {self._kind.__name__}" if self._kind else f"a declaration of {name!r}"
-                    raise ConfigError(f"{where}: expected {kind}, got {type(loaded).__name__}")
-                self._entries[name] = cast(Entry, loaded) if entry is None else entry
         if name in self._entries:
             self._resolved.add(name)
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from hypothesis import strategies as st
 
 from creditflow.data import Score
-from tests.builders import credit_options, make_trajectory, step
+from tests.builders import credit_options, make_trajectory, step, unregister
 
 eighths = st.integers(0, 8).map(lambda k: k / 8)
 
@@ -46,7 +46,7 @@ def registered(registry, *names):
         yield
     finally:
         for name in names:
-            registry.remove(name)
+            unregister(registry, name)
 
 
 class Draw:

@@ -4,17 +4,24 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributions import DOUBLED, HALVES, STEADY, creditflow, install, succeeded
+from tests.distributions import DOUBLED, HALVES, STEADY, creditflow, install, python, succeeded
 from tests.paths import TOY
 
 ENTRY_POINTS = """
 [creditflow.rules]
 halves = halves:Halves
+thirds = halves:Thirds
 broken = broken
 [creditflow.estimators]
 doubled = doubled
 [creditflow.thresholds]
 steady = steady
+"""
+THIRDS = """
+@propagation_rule("thirds")
+@dataclass(frozen=True)
+class Thirds(Halves):
+    factor: float = option(1 / 3, at_least=0.0, at_most=1.0)
 """
 THEIRS = ("algorithm.propagation={rule: halves, factor: 0.25}", "algorithm.adv_estimator=doubled")
 STEADY_THETA = "algorithm.propagation={rule: threshold, theta: {kind: steady, level: 0.3}}"
@@ -23,7 +30,7 @@ STEADY_THETA = "algorithm.propagation={rule: threshold, theta: {kind: steady, le
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    modules = {"halves": HALVES, "doubled": DOUBLED, "steady": STEADY, "broken": "import nowhere_to_be_found\n"}
+    modules = {"halves": HALVES + THIRDS, "doubled": DOUBLED, "steady": STEADY, "broken": "import nowhere\n"}
     install(folder, ENTRY_POINTS, **modules)
     return folder
 
@@ -76,6 +83,17 @@ def test_recredit_applies_the_installed_rule(site: Path, run: Path) -> None:
     past = ("algorithm.propagation=own", "algorithm.adv_estimator=grpo")
     succeeded(site, "recredit", run, *past, "-o", run.parent / "past")
     succeeded(site, "recredit", run.parent / "past", "algorithm.propagation=halves", "-o", run.parent / "back")
+
+
+@pytest.mark.parametrize("before", ["", "import halves"])
+def test_two_rules_of_one_module_can_be_used(site: Path, before: str) -> None:
+    code = f"""{before}
+from creditflow import credit_options
+for name in ("halves", "thirds", "halves"):
+    print(credit_options(propagation={{"rule": name}}).propagation.factor)
+"""
+    used = python(site, "-c", code)
+    assert used.stdout.split() == ["0.5", repr(1 / 3), "0.5"], used.stderr
 
 
 def test_broken_entry_point_is_refused_only_where_it_is_used(site: Path) -> None:

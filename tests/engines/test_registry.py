@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from creditflow.cli import app
 from creditflow.engines.base import ENGINES, find_engine, sampling_engine
-from tests.builders import without_progress
+from tests.builders import unregister, without_progress
 from tests.distributions import install, succeeded
 from tests.paths import TOY
 
@@ -66,7 +66,7 @@ def distribution(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "packages").mkdir()
     install(tmp_path / "packages", f"[creditflow.engines]\n{engines}", "echo_engine", echo_engine=DUMMY)
     yield tmp_path / "packages"
-    ENGINES.remove("dummy")
+    unregister(ENGINES, "dummy")
 
 
 def with_dummy(distribution: Path, command: str, *words: str) -> str:

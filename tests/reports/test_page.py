@@ -31,7 +31,7 @@ from creditflow.reports.index import Filter
 from creditflow.reports.plugin_tables import PluginTable
 from creditflow.reports.view import Watched, application
 from creditflow.runs import Ledger, RunFolder
-from tests.builders import mostly_slow
+from tests.builders import mostly_slow, unregister
 from tests.cli.commands import creditflow, refused
 from tests.reports.browser import opened
 from tests.reports.runs import HOSTILE, a_batch, a_run, a_trajectory, write_step
@@ -500,7 +500,7 @@ def own_rule() -> Iterator[str]:
             return Credit(own_S, own_S / 2, np.zeros_like(own_S), np.ones(len(own_S), np.uint8))
 
     yield "halves"
-    PROPAGATION_RULES.remove("halves")
+    unregister(PROPAGATION_RULES, "halves")
 
 
 def test_report_of_an_unknown_rule_states_missing_parts(tmp_path: Path, own_rule: str) -> None:
@@ -513,7 +513,7 @@ def test_report_of_an_unknown_rule_states_missing_parts(tmp_path: Path, own_rule
         assert {line.get_attribute("data-flow") for line in lines.all()} == {"unknown"}
         assert {line.get_attribute("stroke-width") for line in lines.all()} == {"1"}
         assert page.locator("svg.trajectory line.gate").count() == 0
-    PROPAGATION_RULES.remove(own_rule)
+    unregister(PROPAGATION_RULES, own_rule)
     result = creditflow("report", ledger.path, "-o", tmp_path / "unknown.html")
     assert result.exit_code == 0, result.output
     files = "000001.parquet, 000002.parquet, 000003.parquet"

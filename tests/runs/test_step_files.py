@@ -14,7 +14,7 @@ from creditflow.credit.records import PROPAGATION_RULES
 from creditflow.credit.rules.own import Own
 from creditflow.errors import DataError
 from creditflow.runs.step_files import FORMAT, read_step_file, write_step_file
-from tests.builders import batch_of, credit_options, examples
+from tests.builders import batch_of, credit_options, examples, unregister
 from tests.credit.strategies import situations
 from tests.credit.test_explain import ALL_CORNERS, sampled_tokens
 from tests.runs.test_run_folder import a_batch
@@ -126,6 +126,6 @@ def test_file_of_an_unregistered_rule_names_the_rule(tmp_path: Path) -> None:
         path = written(tmp_path, assign(a_batch(), credit_options(propagation="of_the_user")))
         assert read_step_file(path).assignment is not None
     finally:
-        PROPAGATION_RULES.remove("of_the_user")
+        unregister(PROPAGATION_RULES, "of_the_user")
     with pytest.raises(DataError, match=r"got 'of_the_user'; import the module that registers"):
         read_step_file(path)

@@ -23,6 +23,7 @@ from creditflow.monitoring.guard import RESTORE, GuardAction, GuardEvent
 from creditflow.monitoring.trackers.base import TRACKERS, tracker
 from creditflow.runs import RunFolder
 from creditflow.runs.run_folder import read_metrics
+from tests.builders import unregister
 from tests.paths import TOY
 
 ray = pytest.importorskip("ray")
@@ -375,7 +376,7 @@ def sent():
 
     tracker("lines")(lambda run: Lines())
     yield logged
-    TRACKERS.remove("lines")
+    unregister(TRACKERS, "lines")
 
 
 def test_rollback_goes_on_after_the_newest_good_checkpoint(cluster, tmp_path, sent):
