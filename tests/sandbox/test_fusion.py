@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from creditflow.errors import ConfigError
+from creditflow.rollout.toolbox import READY_MADE
 from creditflow.sandbox import SandboxError, SandboxUnavailable, open_sandbox
 from creditflow.sandbox.backends import fusion
 from tests.sandbox.boxes import fusion_service, run_python
@@ -75,6 +76,13 @@ def test_unusable_commands_and_binary_input_raise_value_error(box):
             box.run(command)
     with pytest.raises(ValueError, match="UTF-8"):
         box.run(["python", "-c", "1"], stdin=b"\xff")
+
+
+def test_tool_runs_a_program_from_standard_input(service):
+    with fusion_service(service) as url:
+        tool = READY_MADE["python"](sandbox={"backend": "sandbox_fusion", "url": url})
+        assert tool("print(6 * 7)") == "42\n"
+    assert service.requests[-1]["stdin"] == ""
 
 
 def test_call_is_retried_after_429_and_5xx_with_pauses(box, service, monkeypatch):

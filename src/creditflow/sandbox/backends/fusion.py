@@ -54,10 +54,11 @@ class _Answer(BaseModel):
 class SandboxFusion(Box):
     """Run Python programs on the Sandbox Fusion service at `url`; the service provides the isolation.
 
-    A command is `["python", "-c", code]` or `["python", file]` with a written file; anything else is a ValueError,
-    because the service takes a program's text, without arguments. The service receives the limits `wall_s` (whole
-    seconds, rounded up) and `memory_mb`; `output_bytes` is enforced here; the service's configuration sets the others.
-    `retries`: number of retries after no response, 429 or 5xx. Cost: one HTTP request a run.
+    A command is `["python", "-c", code]`, `["python", "-"]` with the code as standard input, or `["python", file]` with
+    a written file; anything else is a ValueError, because the service takes a program's text, without arguments. The
+    service receives the limits `wall_s` (whole seconds, rounded up) and `memory_mb`; `output_bytes` is enforced here;
+    the service's configuration sets the others. `retries`: number of retries after no response, 429 or 5xx. Cost: one
+    HTTP request a run.
     """
 
     def __init__(
@@ -81,10 +82,11 @@ class SandboxFusion(Box):
             raise SandboxUnavailable(f"sandbox_fusion at {self._url} does not run Python: {result.stderr[-200:]!r}")
 
     def _run(self, command: list[str], stdin: bytes, files: Mapping[str, bytes]) -> Result:
+        code, stdin = (stdin, b"") if command == ["python", "-"] else (_code(command, files), stdin)
         started = time.monotonic()
         body = self._ask(
             {
-                "code": _text("code", _code(command, files)),
+                "code": _text("code", code),
                 "stdin": _text("stdin", stdin),
                 "language": "python",
                 "compile_timeout": _COMPILE_S,
@@ -173,7 +175,7 @@ def _code(command: list[str], files: Mapping[str, bytes]) -> bytes:
     if command[0] == "python" and len(command) == 2 and command[1] in files:
         return files[command[1]]
     shown = [word[:40] for word in command[:4]]
-    raise ValueError(f"sandbox_fusion runs ['python', '-c', code] and ['python', a written file], not {shown}")
+    raise ValueError(f"sandbox_fusion runs python with ['-c', code], ['-'] or [a written file], not {shown}")
 
 
 def _text(what: str, content: bytes) -> str:
