@@ -34,7 +34,7 @@ from creditflow.reports.tables import (
     results_console,
     show,
 )
-from creditflow.studies.comparison.arms import arms_of, as_yaml, parse_vary
+from creditflow.studies.comparison.arms import arms_of, as_yaml, parse_vary, split_values
 from creditflow.studies.comparison.jobs import Job, run_jobs
 from creditflow.studies.comparison.results import ArmResult, RunResult, differences, spread, summary
 from tests.builders import batch_of, make_trajectory, step
@@ -77,6 +77,10 @@ def test_arms_may_be_left_out_and_selected():
     assert list(arms("identical", "own", only=["own_answer", "identical"])) == ["identical", "own_answer"]
     with pytest.raises(ConfigError, match=r"--only: no arm 'owm_answer' \(did you mean 'own_answer'\?\)"):
         arms("identical", only=["owm_answer"])
+    weighted = "{rule: own, w_r: 2}"
+    assert list(arms(weighted, "own", only=split_values(weighted))) == [weighted]
+    for text in ("", ","):
+        assert "--only: no arm ''" in refused("compare", TOY, "--vary", "algorithm.gamma=1,0.9", "--only", text)
 
 
 @pytest.mark.parametrize(

@@ -44,11 +44,6 @@ EngineName = Annotated[
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the numbers to FILE.")]
 
 
-def comma_separated(text: str) -> tuple[str, ...]:
-    """The non-empty parts of `a,b,c`, without blanks around them."""
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
 def make_json_folder(file: Path | None) -> None:
     """Make the folder of the file of `--json`. Raises InputError if that fails, or if the file is a folder."""
     if file is not None:

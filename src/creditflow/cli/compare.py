@@ -14,7 +14,7 @@ import typer
 
 from creditflow._utils.files import alone_in, make_folder, write_whole
 from creditflow._utils.progress import Reporter
-from creditflow.cli._options import EngineName, Overrides, Recipe, comma_separated, number_option
+from creditflow.cli._options import EngineName, Overrides, Recipe, number_option
 from creditflow.errors import ConfigError, CreditflowError, InputError
 from creditflow.monitoring.evaluation import Evaluation
 from creditflow.reports.tables import (
@@ -80,14 +80,12 @@ def compare(
     *,
     engine: EngineName = "local",
     vary: Annotated[str, typer.Option(metavar="KEY=A,B,C", help="The option to vary, and its values.")],
-    seeds: Annotated[
-        int, number_option("--seeds", "Runs per arm, with the seeds data.seed, data.seed + 1, ...", 1)
-    ] = 1,
+    seeds: Annotated[int, number_option("--seeds", "Runs per arm; their seeds count up from data.seed.", 1)] = 1,
     jobs: Annotated[
         int | None, number_option("--jobs", "Runs in parallel; default: one per core, or one on a GPU.", 1)
     ] = None,
     arms: Annotated[bool, typer.Option(help="Also run the arms in the recipe's compare.arms.")] = True,
-    only: Annotated[str, typer.Option(metavar="A,B", help="Run only these arms; default: all.")] = "",
+    only: Annotated[str | None, typer.Option(metavar="A,B", help="Run only these arms; default: all.")] = None,
 ) -> None:
     """Train variants of a recipe on the same seeds, and compare them.
 
@@ -103,14 +101,14 @@ def compare(
     with reporter.bar(f"loading {recipe.stem}", announce=True, keep=False):
         from creditflow.engines.base import find_engine
         from creditflow.engines.common.run import run_path
-        from creditflow.studies.comparison.arms import arms_of, parse_vary, without_entry
+        from creditflow.studies.comparison.arms import arms_of, parse_vary, split_values, without_entry
 
         chosen = find_engine(engine)
     key, values = parse_vary(vary)
     if any(override.partition("=")[0] == key for override in settings):
         raise ConfigError(f"{key}: is varied by --vary; it cannot be set as well")
     loaded = load_recipe(recipe, with_effect(recipe, (), settings))
-    compared = arms_of(loaded, key, values, extra=arms, only=comma_separated(only))
+    compared = arms_of(loaded, key, values, extra=arms, only=() if only is None else split_values(only))
     effective = {override for arm in compared for override in with_effect(recipe, arm.overrides, settings)}
     if not effective.issuperset(settings):  # every arm ignores one: the loader raises with the reason
         load_recipe(recipe, (*compared[0].overrides, *settings))
@@ -145,9 +143,9 @@ def _print(name: str, key: str, arms: Sequence[Arm], runs: Sequence[ArmRun], see
     results = [_result(arm, [run for run in runs if run.arm == arm]) for arm in arms]
     pairs = differences(results)
     console = results_console()
-    tasks = len(results[0].runs[0].after.sampled)
+    tasks = counted(len(results[0].runs[0].after.sampled), "task")
     title = comparison_title(name, {run.steps for run in runs})
-    show(f"{title}, on {tasks} tasks, {counted(seeds, 'seed')}", comparison_table(results))
+    show(f"{title}, on {tasks}, {counted(seeds, 'seed')}", comparison_table(results))
     if pairs:
         show(difference_title(seeds), difference_table(pairs))
     for line in example_lines(results):

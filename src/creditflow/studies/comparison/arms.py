@@ -30,12 +30,17 @@ class Arm:
         return re.sub(r"[^\w.+-]+", "_", self.name)
 
 
-def parse_vary(vary: str) -> tuple[str, list[str]]:
-    """Split `KEY=a,b,c` into the key and its values; commas inside brackets do not separate values."""
-    key, equals, text = vary.partition("=")
+def split_values(text: str) -> list[str]:
+    """The parts of `a,b,c`, without blanks around them; commas inside brackets do not separate them."""
     depths = accumulate((c in "[{(") - (c in ")}]") for c in text)
     cuts = [place for place, (c, depth) in enumerate(zip(text, depths, strict=True)) if c == "," and depth <= 0]
-    values = [text[before + 1 : cut].strip() for before, cut in pairwise([-1, *cuts, len(text)])]
+    return [text[before + 1 : cut].strip() for before, cut in pairwise([-1, *cuts, len(text)])]
+
+
+def parse_vary(vary: str) -> tuple[str, list[str]]:
+    """Split `KEY=a,b,c` into the key and its values."""
+    key, equals, text = vary.partition("=")
+    values = split_values(text)
     if not key or not equals or not all(values):
         raise ConfigError(f"--vary: expected KEY=a,b,c, got {vary!r}")
     if len(set(values)) < len(values):
