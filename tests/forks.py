@@ -218,6 +218,7 @@ def _become_program(request: dict[str, Any], files: list[int]) -> NoReturn:
     for before, after in pairwise(sorted({*request["files"], 2, os.sysconf("SC_OPEN_MAX")})):
         if 2 <= before < after - 1:
             os.closerange(before + 1, after)
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  # the old one has facts about the old file
     os.getppid = lambda: request["parent"]  # type: ignore[method-assign]
     os.chdir(request["cwd"])
     os.environ.clear()

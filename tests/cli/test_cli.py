@@ -1,6 +1,7 @@
 """The command line: output, exit codes, and written files."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -185,20 +186,21 @@ def test_eval_prints_and_writes_metrics_of_a_checkpoint(trained, here):
     assert written["greedy"] == last["greedy"]
 
 
-def test_eval_reports_one_greedy_rollout_per_task(here):
+def test_eval_prints_results_that_it_cannot_write(here):
     settings = ("actor_rollout_ref.rollout.val_kwargs.do_sample=false", "actor_rollout_ref.rollout.val_kwargs.n=4")
-    result = creditflow("eval", TOY, *settings)
-    assert result.exit_code == 0, result.output
-    tasks = "toy, 6 tasks of data.train_files (data.val_files is not set), 1 rollout of each"
+    result = creditflow("eval", TOY, *settings, "--json", "/proc/evaluation.json")
+    assert result.exit_code == 2, result.output
+    assert "error: --json: /proc/evaluation.json cannot be written" in result.stderr
+    tasks = "toy, 6 tasks of data.train_files (data.val_files is not set), 1 rollout of each"  # greedy: one is enough
     assert tasks in result.stdout
 
 
 def test_check_prints_findings_first(here):
-    brief, verbose = creditflow("check", TOY, "--tasks", "2"), creditflow("check", TOY, "--tasks", "2", "--verbose")
+    brief, verbose = creditflow("check", TOY, "--tasks", "1"), creditflow("check", TOY, "--tasks", "1", "--verbose")
 
     assert (brief.exit_code, verbose.exit_code) == (0, 0), brief.output
     lines = [line.strip() for line in brief.stdout.splitlines()]
-    assert lines[1] == "agents, in 2 tasks x 4 rollouts"
+    assert lines[1] == "agents, in 1 task x 4 rollouts"
     assert any(line.startswith("writer") for line in lines)
     assert any(line.startswith("compute_decomposed_reward") for line in lines)
     assert "validation uses 6 tasks of data.train_files (data.val_files is not set)" in lines
@@ -374,3 +376,10 @@ def test_full_disk_is_reported_in_one_line():
     )
     done = subprocess.run([fast_python(), "-c", code, "check", "x"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "error: the disk is full; finished files are whole\n")
+
+
+def test_output_has_escapes_for_what_it_cannot_encode():
+    code = "from creditflow import cli\ncli.versions = lambda: '\\u0142 ok'\ncli.main()\n"
+    words, latin = [sys.executable, "-c", code, "--version"], {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=latin)
+    assert (done.returncode, done.stdout) == (0, "\\u0142 ok\n"), done.stderr

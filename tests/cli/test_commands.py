@@ -109,6 +109,8 @@ def test_unknown_command_is_refused_with_the_nearest(words, message):
         (["serve", "x", "--idle", "nan"], "--idle: expected a number from 1 on, got nan"),
         (["view", "run", "--prot", "1"], "unknown option --prot (did you mean '--port'?)"),
         (["view", "run", "--port", "\x1b[2J"], r"--port: expected a whole number from 0 to 65535, got \x1b[2J"),
+        (["--verison"], "unknown option --verison (did you mean '--version'?)"),
+        (["--jobs", "train"], "unknown option --jobs; see `creditflow --help`"),
         (["train"], "RECIPE: is missing; see `creditflow train --help`"),
     ],
 )

@@ -145,7 +145,7 @@ def test_recredited_run_is_read_by_why_and_report(ledger: Ledger) -> None:
     assert creditflow("report", ledger.path, folder, "-o", folder.parent / "r.html").exit_code == 0
     assert different_settings(ledger.path, folder) == {"algorithm.propagation.w_o": [1.0, 0.5]}
     again = refused("recredit", ledger.path, "algorithm.propagation.w_o=0.5")
-    assert again == f"-o: {folder} exists and is not an empty folder; name another one"
+    assert again == f"RUN: {folder} exists and is not an empty folder; name another one with -o"
     below = folder / "run.json" / "mine"
     message = refused("recredit", ledger.path, "gamma=0.5", "-o", below)
     assert message == f"-o: {below.with_name('.mine.part')} cannot be made: Not a directory"
@@ -153,7 +153,7 @@ def test_recredited_run_is_read_by_why_and_report(ledger: Ledger) -> None:
     (folder.parent / "full" / "kept.txt").write_text("mine")
     for name in ("full", "full/kept.txt"):
         message = refused("recredit", ledger.path, "algorithm.propagation.w_o=0.5", "-o", folder.parent / name)
-        assert message == f"-o: {folder.parent / name} exists and is not an empty folder; name another one"
+        assert message == f"-o: {folder.parent / name} exists and is not an empty folder; name another one with -o"
 
 
 @pytest.mark.parametrize(

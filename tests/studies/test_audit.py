@@ -52,9 +52,10 @@ def test_audit_prints_decisions_and_fidelity_by_rule(run: Path, tmp_path: Path) 
         assert -1 <= row["value"] <= 1
     assert kept["decisions"] == sorted(kept["decisions"], key=lambda row: -abs(row["selecting"]))
     assert sum(row["step_id"] in done.output for row in kept["decisions"]) == 3
-    again = audit(run, *words, "--json", tmp_path / "b.json")
-    assert again.exit_code == 0
-    assert json.loads((tmp_path / "b.json").read_text()) == kept
+    again = audit(run, *words, "--json", "/proc/b.json")
+    assert (again.exit_code, again.stdout) == (2, done.stdout)
+    assert "error: --json: /proc/b.json cannot be written" in again.stderr
+    assert json.loads((run / "audit/000002.json").read_text()) == kept
 
 
 @pytest.mark.parametrize(

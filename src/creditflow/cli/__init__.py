@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from importlib.abc import MetaPathFinder
 from importlib.util import find_spec
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -157,6 +158,8 @@ class _WithoutPandas(MetaPathFinder):
 def main() -> None:
     """Run the `creditflow` command."""
     end_with_parent()
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names and texts may have characters that it cannot encode
     words = sys.argv[1:]
     if words[:1] == ["why"]:
         sys.meta_path.insert(0, _WithoutPandas())

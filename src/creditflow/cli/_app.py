@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -35,6 +36,27 @@ class Command(TyperCommand):
                     formatter.write_dl(rows)
 
 
+@contextmanager
+def _errors_in_lines() -> Iterator[None]:
+    try:
+        try:
+            yield
+        except _UsageError as error:
+            raise _in_own_words(error) from error
+        except OSError as error:
+            if not says_disk_full(error):
+                raise
+            file = f": {error.filename}" if error.filename else ""
+            raise CreditflowError(f"the disk is full{file}; finished files are whole") from error
+    except CreditflowError as error:
+        lines = [" ".join(text.split()) for text in (str(error), *getattr(error, "__notes__", ()))]
+        print("error:", printable("\n  ".join(lines)), file=sys.stderr)
+        raise typer.Exit(2 if isinstance(error, InputError) else 1) from error
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
 class CommandGroup(TyperGroup):
     """A group of commands that are loaded when called.
 
@@ -54,25 +76,8 @@ class CommandGroup(TyperGroup):
         with formatter.section("Commands"):
             formatter.write_dl([(name, self.entries[name].summary()[0]) for name in self.list_commands(ctx)])
 
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            try:
-                return super().invoke(ctx)
-            except _UsageError as error:
-                raise _in_own_words(error) from error
-        except CreditflowError as error:
-            lines = [" ".join(text.split()) for text in (str(error), *getattr(error, "__notes__", ()))]
-            print("error:", printable("\n  ".join(lines)), file=sys.stderr)
-            raise typer.Exit(2 if isinstance(error, InputError) else 1) from error
-        except OSError as error:
-            if not says_disk_full(error):
-                raise
-            file = f": {error.filename}" if error.filename else ""
-            print(f"error: the disk is full{file}; finished files are whole", file=sys.stderr)
-            raise typer.Exit(1) from error
-        except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
-            raise typer.Exit(130) from None
+    make_context = _errors_in_lines()(TyperGroup.make_context)
+    invoke = _errors_in_lines()(TyperGroup.invoke)
 
 
 class RootGroup(CommandGroup):

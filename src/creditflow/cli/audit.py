@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
-from creditflow._utils.files import make_folder, write_json
+from creditflow._utils.files import make_folder, write_json, write_named
 from creditflow._utils.progress import Reporter
 from creditflow.cli._options import JsonFile, Run, make_json_folder, number_option
 from creditflow.credit import Assignment
@@ -125,9 +125,10 @@ def audit(
         "decisions": [asdict(row) for row in rows],
     }
     file = run / "audit" / f"{step:06d}.json"
-    for target in filter(None, (file, json)):
-        write_json(target, facts)
+    write_json(file, facts)
     results_console().print(f"written: {file}", soft_wrap=True)
+    if json is not None:
+        write_named(json, lambda aside: write_json(aside, facts), "--json")
 
 
 _SKIPPED = "{:,} steps cannot be audited: they are not trained, or their outcome is unknown"

@@ -24,7 +24,7 @@ from creditflow.data import Trajectory, TrajectoryBatch
 from creditflow.errors import TooManyFailedScores
 from creditflow.monitoring.notices import failure_text, truncations
 from creditflow.reports.tables import new_table, results_console, show
-from creditflow.reports.text import plain
+from creditflow.reports.text import counted, plain
 from creditflow.rewards.manager import ScoringReport, expect_few_failures
 from creditflow.rewards.registry import RewardFunction, declared, leaves
 
@@ -72,8 +72,7 @@ def check(
     assignment = assign(batch, loaded.config.credit, values_T=result.values_T)
 
     n = loaded.config.actor_rollout_ref.rollout.n
-    title = f"agents, in {len(trajectories) // n} tasks x {n} rollouts"
-    show(title, _agent_table(assignment))
+    show(f"agents, in {counted(len(trajectories) // n, 'task')} x {counted(n, 'rollout')}", _agent_table(assignment))
     show("reward functions", _function_table(components, report))
     console.print(f"validation uses {loaded.validation_words(len(components.val_tasks))}", soft_wrap=True)
     console.print(_fitting_credit(assignment, loaded.config), soft_wrap=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from creditflow._utils.files import write_named
 from creditflow._utils.progress import Reporter
 from creditflow.cli._options import EngineName, JsonFile, Overrides, Recipe, make_json_folder
 from creditflow.monitoring.notices import failure_text
 from creditflow.reports.tables import evaluation_table, show
 from creditflow.reports.text import counted
-from creditflow.runs import RunFolder
 
 
 def eval(recipe: Recipe, overrides: Overrides = None, json: JsonFile = None, engine: EngineName = "local") -> None:
@@ -33,9 +33,9 @@ def eval(recipe: Recipe, overrides: Overrides = None, json: JsonFile = None, eng
     for function in components.rewards.take_report().functions:
         if function.failed:
             reporter.say(f"warning: {failure_text(function)}")
-    if json is not None:
-        RunFolder(json.parent).write_text(json.name, evaluation.to_json())
     sampling = loaded.config.actor_rollout_ref.rollout.val_kwargs
     n = sampling.n if sampling.do_sample else 1  # greedy rollouts of a task are identical, so one is enough
     title = f"{loaded.name}, {loaded.validation_words(len(evaluation.sampled))}, {counted(n, 'rollout')} of each"
     show(title, evaluation_table(evaluation))
+    if json is not None:
+        write_named(json, lambda file: file.write_text(evaluation.to_json()), "--json")

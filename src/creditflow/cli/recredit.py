@@ -53,9 +53,9 @@ def recredit(
     if not ledger.steps:
         raise InputError(f"{run}: expected recorded training steps, found none")
     named = "".join(c if c.isalnum() or c in "=.-" else "_" for c in "_".join(settings) or "unchanged")[:100]
-    out = (out or run / "recredited" / named).resolve()
+    option, out = "-o" if out else "RUN", (out or run / "recredited" / named).resolve()
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise InputError(f"-o: {out} exists and is not an empty folder; name another one")
+        raise InputError(f"{option}: {out} exists and is not an empty folder; name another one with -o")
     before: Any = earlier if isinstance(earlier := ledger.run.get("changed"), dict) else {}
     rule = merge_options(rule_options(before.get("propagation")), rule_options(changed.get("propagation")))
     in_force = {**before, **changed} | ({"propagation": rule} if rule else {})
@@ -74,7 +74,7 @@ def recredit(
         with reporter.bar("recredit", len(ledger.steps)) as bar:
             for recorded, assignment in reassigned(ledger, changed):
                 if not partial.exists():  # made this late, so that invalid settings leave no folder
-                    make_folder(partial, "-o")
+                    make_folder(partial, option)
                     target = RunFolder.create(partial, facts, config)
                 target.write_steps(recorded.step, recorded.batch, assignment)
                 if assignment is not None:

@@ -9,6 +9,7 @@ import typer
 
 from creditflow._utils.progress import Reporter
 from creditflow.errors import DataError
+from creditflow.reports.text import counted
 
 
 def gsm8k(
@@ -24,4 +25,4 @@ def gsm8k(
         raise DataError(f"--from: expected GSM8K's .jsonl file, got {source}")
     tasks = load_tasks(str(source.absolute()), Path(), {}, "train")
     write_tasks(tasks, out)
-    Reporter().say(f"{out}: {len(tasks)} tasks")
+    Reporter().say(f"{out}: {counted(len(tasks), 'task')}")
