@@ -85,13 +85,18 @@ def test_connections_to_frozen_models_close_with_each_batch(trained) -> None:
 
 
 def test_trl_trainer_refuses_unsupported_options(trained) -> None:
-    loss, estimator, function, twice, agents, longest = trained["refused"]
+    loss, estimator, function, twice, agents, longest, limit, none, tuned, scale, value = trained["refused"]
     assert "loss_type: expected dapo, bnpo, cispo, vespo, got 'grpo'" in loss
     assert "adv_estimator: expected one without a critic, got 'gae'" in estimator
     assert function.startswith("reward_funcs: expected none")
     assert "rewards[1]: the name 'right' is taken by rewards[0]" in twice
     assert agents == "agents: expected none without a workflow"
-    assert longest.startswith("max_completion_length: expected fewer tokens than the model's ")
+    assert longest.startswith("max_completion_length: expected sampling.max_tokens=1048576 to ")
+    assert limit.startswith("max_completion_length: expected sampling.max_tokens=7 to ")
+    assert none == "rewards: expected at least one function with a workflow"
+    assert tuned.startswith("theta: expected another kind than 'tuned'")
+    assert scale == "outcome_range: expected none with a workflow"
+    assert value.startswith("outcome: expected values in outcome_range (0.0, 1.0), got 1.1")
 
 
 def test_trl_with_a_changed_method_is_refused(trained) -> None:
@@ -113,6 +118,14 @@ def test_tool_rollouts_take_their_outcome_from_trl(trained) -> None:
     unknown, *known = trained["turns"]["outcomes"]
     assert unknown is None
     assert max(known) > 1
+
+
+def test_rollouts_without_reward_or_end_are_left_out(trained) -> None:
+    seen, expected = trained["left_out"]["seen"], trained["left_out"]["expected"]
+    assert [ids for ids, _ in seen] == [ids for ids, _ in expected]
+    assert [advantage for _, advantage in seen] == pytest.approx([advantage for _, advantage in expected])
+    assert 8 < len(seen) < 2 * 12  # of 32 rollouts, 8 have no reward, and others are cut
+    assert any(advantage for _, advantage in seen)
 
 
 def test_run_folder_of_trl_is_read_as_any_other(trained, folder) -> None:

@@ -1,5 +1,6 @@
 """Trains tiny models with TRL in a separate process: `python trl_worker.py FOLDER`. Prints JSON in its last line."""
 
+import dataclasses
 import json
 import string
 import sys
@@ -16,9 +17,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from creditflow import credit_options, outcome, reward
 from creditflow.credit import assign
 from creditflow.engines.models.tiny import tiny_byte_model
-from creditflow.errors import ConfigError
+from creditflow.errors import BatchError, ConfigError
 from creditflow.plugins.trl import CreditGRPOTrainer, _expect_tested
-from creditflow.rollout import AgentSpec, ChatReply, FrozenModel
+from creditflow.rollout import AgentSpec, ChatReply, FrozenModel, Sampling
 
 FOLDER = Path(sys.argv[1])
 TASKS = [{"prompt": [{"role": "user", "content": f"say {word}"}], "answer": word} for word in ("a", "bc", "d", "ef")]
@@ -240,7 +241,12 @@ def turn_parts(limits=None, **more):
 
 def train_turns():
     """Credit per turn, with scores of turns and TRL's reward as the outcome."""
-    trainer = Spy(**turn_parts(tools=[look], reward_funcs=[length]), rewards=[letters_of_turn], credit=CREDIT)
+    trainer = Spy(
+        **turn_parts(tools=[look], reward_funcs=[length]),
+        rewards=[letters_of_turn],
+        credit=CREDIT,
+        outcome_range=(0, 2),
+    )
     trainer.train()
     batch = trainer.batches[-1]
     return {
@@ -261,6 +267,28 @@ def expected_turns(batch, options):
         first, _, before = rows.setdefault(int(batch.trajectory_of_step[s]), (prompt, [], []))
         rows[int(batch.trajectory_of_step[s])] = [first, (prompt + response)[len(first) :], before + advantages]
     return list(rows.values())
+
+
+def train_left_out():
+    """Rollouts without a reward, and cut ones, which credit leaves out; the means of groups here are NumPy's."""
+
+    def some(completions, **_):
+        return [None if i % 4 == 1 else share_of_letters(each[0]["content"]) for i, each in enumerate(completions)]
+
+    trained = parts()
+    ends = trained["model"].generation_config.eos_token_id = [*range(48), trained["processing_class"].eos_token_id]
+    credit = dataclasses.replace(NEUTRAL, mask_truncated=True)
+    trainer = Spy(**trained, args=config(max_completion_length=12), reward_funcs=[some], credit=credit)
+    trainer.train()
+    expected_rows = []
+    for batch in trainer.batches:
+        responses = [ids.tolist() for ids in np.split(batch.response_ids, batch.token_offsets[1:-1])]
+        complete = np.array([ids[-1] in ends for ids in responses])
+        kept = np.where(complete & (np.arange(len(responses)) % 4 != 1), batch.outcome, np.nan).reshape(-1, 4)
+        advantages = (kept - np.nanmean(kept, axis=1, keepdims=True)).ravel().tolist()
+        expected_rows += [[ids, a] for ids, a in zip(responses, advantages, strict=True) if not np.isnan(a)]
+    seen = sorted([ids, advantages[0]] for _, ids, advantages in trainer.seen)
+    return {"seen": seen, "expected": sorted(expected_rows)}
 
 
 def train_neutral_turns(**limits):
@@ -309,12 +337,22 @@ def refused():
         {"args": config(), "rewards": [right, right]},
         {"args": config(), "workflow": None, "reward_funcs": [length]},
         {"args": config(max_completion_length=1 << 20)},
+        {"args": config(), "sampling": Sampling(max_tokens=7)},
+        {"args": config(), "rewards": []},
+        {"args": config(), "credit": credit_options(propagation={"rule": "threshold", "theta": {"kind": "tuned"}})},
+        {"args": config(), "outcome_range": (0, 2)},
+        {
+            "args": config(),
+            "workflow": None,
+            "agents": None,
+            "reward_funcs": [lambda completions, **_: [1.1] * len(completions)],
+        },
     ]
     messages = []
     for case in cases:
         try:
-            CreditGRPOTrainer(**parts(), **given | case)
-        except ConfigError as error:
+            CreditGRPOTrainer(**parts(), **given | case).train()
+        except (ConfigError, BatchError) as error:
             messages.append(str(error))
         except Exception as error:
             messages.append(f"{type(error).__name__}: {error}")
@@ -338,7 +376,12 @@ def changed():
 if __name__ == "__main__":
     done = {"steps": train_team(CREDIT, FOLDER / "run"), "tokens": train_team(TOKENS)}
     adapters = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-    done |= {"turns": train_turns(), "neutral_turns": train_neutral_turns(), "changed": changed()}
+    done |= {
+        "turns": train_turns(),
+        "neutral_turns": train_neutral_turns(),
+        "changed": changed(),
+        "left_out": train_left_out(),
+    }
     done["cut_turns"] = train_neutral_turns(max_completion_length=9, mask_truncated_completions=True)
     done |= {"neutral": train_neutral(), "lora": train_neutral(peft_config=adapters)}
     print(json.dumps({**done, "end_of_turn": end_of_turn(), "refused": refused()}))

@@ -29,8 +29,11 @@ from creditflow.config.references import spelled_out
 from creditflow.credit import Assignment, CreditOptions, assign
 from creditflow.credit.analysis.metrics import batch_stats
 from creditflow.credit.history import History
+from creditflow.credit.thresholds.tuned import Tuned
 from creditflow.data import Score, Step, Trajectory, TrajectoryBatch
+from creditflow.data.arrays import outcomes_of
 from creditflow.data.datasets import task_of_row
+from creditflow.data.trajectory import clip_rounding
 from creditflow.engines.common.metrics import step_metrics
 from creditflow.engines.common.rollouts import expect_few_failed_rollouts
 from creditflow.errors import ConfigError
@@ -66,10 +69,12 @@ _POLICY = "default"
 """The policy that TRL trains."""
 _LOSSES = ("dapo", "bnpo", "cispo", "vespo")
 """Losses that average over tokens. The others average over rows, of which a trajectory of a workflow has several."""
-_OF_TRL = ("reward_funcs", "rollout_func", "tools", "environment_factory", "reward_processing_classes")
-"""Arguments of GRPOTrainer that a workflow and its rewards replace."""
+_OF_TRL = ("reward_funcs", "rollout_func", "tools", "environment_factory", "reward_processing_classes", "outcome_range")
+"""Arguments for TRL's rollouts, which a workflow and its rewards replace."""
 _AGENT = "assistant"
 """The agent of TRL's own rollouts."""
+_UNSCORED = Score(0.0, status="failed", reason="every reward function returned None")
+"""The outcome of a rollout without a reward: like TRL, credit leaves it out of its group."""
 
 _Places = dict[int, tuple[int, int]]
 """Row and first token of steps in TRL's batch."""
@@ -93,27 +98,33 @@ class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         sampling: Sampling | None = None,
         frozen: Mapping[str, ChatClient] | None = None,
         run_folder: Path | str | None = None,
+        outcome_range: tuple[float, float] | None = None,
         max_failed_frac: float = 0.2,
         **trl: Any,
     ) -> None:
         """Set up TRL's trainer and the team.
 
         `workflow`: `async def solve(task, team) -> answer`; default: TRL's rollouts, whose outcome is the weighted sum
-        of `reward_funcs` and `get_reward`. `rewards`: reward functions, or names of ready-made ones. `agents`: system
-        prompt or `AgentSpec` of each agent of the workflow. `credit`: options of credit; default: `CreditOptions()`.
-        `sampling`: limits of a rollout; default: TRL's `max_completion_length` and `temperature`. `frozen`: models
-        behind an endpoint, by policy name; each batch ends with their `aclose`, if they have it. `run_folder`: a new
-        folder for the ledger, which `creditflow why`, `report` and `Ledger` read. `max_failed_frac`: largest share of
-        failed rollouts in a batch, and of failed scores of a function. `trl`: further arguments of GRPOTrainer, such as
-        `args`, `train_dataset` and `environment_factory`.
+        of `reward_funcs` and `get_reward`. `rewards`: reward functions, or names of ready-made ones; at least one with
+        a workflow. `agents`: system prompt or `AgentSpec` of each agent of the workflow. `credit`: options of credit;
+        default: `CreditOptions()`. `sampling`: limits of a rollout; default: TRL's `max_completion_length` and
+        `temperature`. `frozen`: models behind an endpoint, by policy name; each batch ends with their `aclose`, if they
+        have it. `run_folder`: a new folder for the ledger, which `creditflow why`, `report` and `Ledger` read.
+        `outcome_range`: lowest and highest possible weighted sum of TRL's rewards; default: 0 and 1. `max_failed_frac`:
+        largest share of failed rollouts in a batch, and of failed scores of a function. `trl`: further arguments of
+        GRPOTrainer, such as `args`, `train_dataset` and `environment_factory`.
 
-        Raises ConfigError for unsupported options, and for an untested version of TRL.
+        Raises ConfigError for unsupported options, and for an untested version of TRL. Training raises BatchError for a
+        sum outside `outcome_range`.
         """
         _expect_tested(Path(installed_trl.__file__).parent)
-        given = {**trl, "agents": agents, "sampling": sampling, "frozen": frozen}
+        given = {**trl, "agents": agents, "sampling": sampling, "frozen": frozen, "outcome_range": outcome_range}
         for name in _OF_TRL if workflow else ("agents", "sampling", "frozen"):
             if given.get(name) is not None:
                 raise ConfigError(f"{name}: expected none {'with' if workflow else 'without'} a workflow")
+        if workflow and not rewards:
+            raise ConfigError("rewards: expected at least one function with a workflow")
+        self._outcome_range = outcome_range or (0.0, 1.0)
         self.workflow = workflow
         team = (agents or {}) if workflow else {_AGENT: ""}
         self.agents = {name: AgentSpec(agent) if isinstance(agent, str) else agent for name, agent in team.items()}
@@ -122,6 +133,8 @@ class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if self.credit.estimator.critic:
             raise ConfigError(f"adv_estimator: expected one without a critic, got {self.credit.adv_estimator!r}")
         self._threshold = self.credit.propagation.make_threshold()
+        if isinstance(self._threshold, Tuned):
+            raise ConfigError("theta: expected another kind than 'tuned', which no validation accuracy reaches here")
         self._history = History()
         self._frozen = dict(frozen or {})
         self._max_failed_frac = max_failed_frac
@@ -136,18 +149,17 @@ class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._clients: dict[str, Any] = {}
         if workflow:
             if self.args.loss_type not in _LOSSES:
-                raise ConfigError(
-                    f"loss_type: expected {', '.join(_LOSSES)}, got {self.args.loss_type!r}, which averages over "
-                    "completions; trajectories have different numbers of steps"
-                )
+                means = f"expected {', '.join(_LOSSES)}, got {self.args.loss_type!r}, which averages over completions"
+                raise ConfigError(f"loss_type: {means}")
             client = _TrainedModel(self)
             self._clients = {_POLICY: client}
             self._end_responses_at(sorted(client.end_ids))
             longest = self.args.max_completion_length
-            if (room := client.max_positions - longest) < 1 and sampling is None:
-                limit = f"expected fewer tokens than the model's {client.max_positions} positions, got {longest}"
-                raise ConfigError(f"max_completion_length: {limit}")
+            room = client.max_positions - longest
             self.sampling = sampling or Sampling(longest, room, temperature=self.args.temperature)
+            if room < 1 or self.sampling.max_tokens > longest:
+                limits = f"sampling.max_tokens={self.sampling.max_tokens} to {client.max_positions - 1}, one less than"
+                raise ConfigError(f"max_completion_length: expected {limits} the model's positions, got {longest}")
         self._folder = None if run_folder is None else self._create_folder(Path(run_folder))
 
     def _end_responses_at(self, end_ids: list[int]) -> None:
@@ -241,8 +253,9 @@ class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         """
         rewards_R = (self._rewards_RK * self.reward_weights.to(self._rewards_RK.device)).nansum(dim=1)
         rewards_R[self._rewards_RK.isnan().all(dim=1)] = math.nan
-        outcomes = rewards_R.tolist()
-        bounds = (min([0.0, *outcomes]), max([1.0, *outcomes]))
+        allowed = self._outcome_range
+        outcomes = outcomes_of([clip_rounding(value, *allowed) for value in rewards_R.tolist()], allowed).tolist()
+        ends = [*self.eos_token_ids, self._tokenizer.pad_token_id]  # of a complete response, as in TRL
         trajectories = []
         places: _Places = {}
         prompts, completions, masks = self._generated
@@ -261,9 +274,10 @@ class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
                     )
                 )  # fmt: skip
                 places[len(places)] = (row, begin)
-            known = None if math.isnan(outcomes[row]) else Score(outcomes[row], bounds)
+            scored = _UNSCORED if math.isnan(outcomes[row]) else Score(outcomes[row], allowed)
             answer = steps[-1].response if steps else None
-            trajectories.append(Trajectory(rollout.id, rollout.uid, rollout.task, steps, answer=answer, outcome=known))
+            trajectories.append(Trajectory(rollout.id, rollout.uid, rollout.task, steps, (), answer, scored))
+            trajectories[-1].status = "ok" if tokens[-1] in ends else "truncated"
         return trajectories, places
 
     def _set_rows(self, assignment: Assignment, trajectories: Sequence[Trajectory], multiple_of: int) -> _Places:
@@ -351,10 +365,7 @@ class _TrainedModel(ChatModel):
         args = self._trainer.args
         for request in requests:
             if request.temperature != args.temperature:
-                raise ConfigError(
-                    f"temperature: expected that of GRPOConfig, {args.temperature:g}, in every call, "
-                    f"got {request.temperature:g}"
-                )
+                raise ConfigError(f"temperature: expected TRL's {args.temperature:g}, got {request.temperature:g}")
         prompts = [list(request.prompt_ids) for request in requests]
         completions, logprobs = self._trainer._generate_single_turn(prompts, None, {}, num_generations=1)
         generations = []
