@@ -380,15 +380,6 @@ REFUSED = [
     (["guard.rules.entropy=3"], "guard.rules.entropy: expected metric"),
     (["guard.max_rollbacks=-1"], "guard.max_rollbacks"),
     (["guard.fallback.trainable=some"], "guard.fallback.trainable: expected one of all, lora"),
-    (
-        ["guard.rules.low={metric: reward/error_rate, below: 0.3, action: stop}"],
-        "guard.rules.error_rate and guard.rules.low: contradict each other on reward/error_rate: one fires above 0.1, "
-        "the other below 0.3",
-    ),
-    (
-        ["guard.rules.other={kind: drop, metric: val/pass_at_1, by: 0.1, action: set_threshold, to: 0.2}"],
-        "contradict each other on val/pass_at_1: one sets the threshold to 0.4, the other to 0.2",
-    ),
 ]
 
 

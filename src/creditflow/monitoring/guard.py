@@ -6,7 +6,6 @@ actions: it restores a checkpoint or stops.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -24,7 +23,7 @@ from creditflow.credit.rules.base import SharingRule
 from creditflow.credit.thresholds.base import Threshold
 from creditflow.errors import ConfigError, CreditflowError
 from creditflow.monitoring.catalog import Names, expect_known, matching
-from creditflow.monitoring.guard_rules.base import GUARD_RULES, KEY, GuardRule, Limit, RuleResult
+from creditflow.monitoring.guard_rules.base import GUARD_RULES, KEY, GuardRule, RuleResult
 from creditflow.registry import expect_keywords
 
 WARN, SET_THRESHOLD, FALLBACK = "warn", "set_threshold", "fallback_identical"
@@ -141,8 +140,6 @@ class RuleSpec(RuleOptions):
     name: str
     make: Callable[[], Any]
     """Makes the rule for one metric."""
-    limit: Any = None
-    """The `Limit` of the kind, if it declares one."""
     note: str = ""
     """The reason for reducing the action to a warning."""
 
@@ -337,13 +334,11 @@ def without_gates(rules: Mapping[str, Any], options: CreditOptions) -> list[str]
 def specs(rules: Mapping[str, Any], folder: Path | None = None) -> list[RuleSpec]:
     """The rules in `guard.rules`; null entries are left out.
 
-    Raises ConfigError for an invalid rule, and for two rules that contradict each other. Without a `folder`,
-    user-defined kinds (`file.py:kind`) are left out too, since they are not loaded yet.
+    Raises ConfigError for an invalid rule. Without a `folder`, user-defined kinds (`file.py:kind`) are left out too,
+    since they are not loaded yet.
     """
     parsed = [_spec(name, options, folder) for name, options in rules.items() if options is not None]
-    entries = [spec for spec in parsed if spec is not None]
-    _expect_agreement(entries)
-    return entries
+    return [spec for spec in parsed if spec is not None]
 
 
 def _beside(name: str, other: str, metrics: Mapping[str, float]) -> float | None:
@@ -377,7 +372,8 @@ def _spec(name: str, entry: Any, folder: Path | None) -> RuleSpec | None:
     if options.action == SET_THRESHOLD and options.to is None:
         raise ConfigError(f"{key}.to: expected a number from 0 to 1, which {SET_THRESHOLD} needs, got nothing")
     make = partial(_make, kind, kind_name, own, key)
-    return RuleSpec.model_construct(**dict(options), name=name, make=make, limit=getattr(make(), "limit", None))
+    make()  # refuses bad options now
+    return RuleSpec.model_construct(**dict(options), name=name, make=make)
 
 
 def _make(kind: Any, name: str, options: Mapping[str, Any], key: str) -> GuardRule:
@@ -392,22 +388,6 @@ def _make(kind: Any, name: str, options: Mapping[str, Any], key: str) -> GuardRu
         return rule
     words = "expected a class of options with look, state_dict and load_state_dict"
     raise ConfigError(f"{key}.kind: {name}: {words}, got {type(rule).__name__}")
-
-
-def _expect_agreement(rules: Sequence[RuleSpec]) -> None:
-    """Raise ConfigError for two rules of one metric of which one always fires, or that set different thresholds."""
-    for first, second in itertools.combinations(rules, 2):
-        if first.metric != second.metric or not isinstance(first.limit, Limit) or not isinstance(second.limit, Limit):
-            continue
-        both = f"{KEY}.{first.name} and {KEY}.{second.name}: contradict each other on {first.metric}"
-        lower, upper = sorted((first.limit, second.limit), key=lambda limit: limit.value)
-        if lower.value < upper.value and lower.scale == upper.scale and (lower.sign, upper.sign) == (1, -1):
-            raise ConfigError(
-                f"{both}: one fires above {lower.value:g}, the other below {upper.value:g}; between, both do"
-            )
-        differ = first.to is not None and second.to is not None and first.to != second.to
-        if differ and first.limit.option == second.limit.option:
-            raise ConfigError(f"{both}: one sets the threshold to {first.to:g}, the other to {second.to:g}")
 
 
 def _possible(rule: RuleSpec, options: CreditOptions, *, has_outcome: bool) -> RuleSpec:

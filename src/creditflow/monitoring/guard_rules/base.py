@@ -38,20 +38,15 @@ class Limit:
     """The bound beyond which a rule fires."""
 
     option: str
-    """The option that sets it; rules of one metric with the same option watch for the same fault."""
+    """The option that sets it."""
     value: float
-    sign: int = 0
-    """1: the rule fires above the bound; -1: below; 0: the bound is not on the metric itself."""
-    scale: str = ""
-    """The unit of the bound. Only bounds of the same scale can contradict each other."""
+    sign: int
+    """1: the rule fires above the bound; -1: below."""
 
 
 @runtime_checkable
 class GuardRule(Protocol):
-    """The interface of every kind, built-in or user-defined. One rule watches one metric.
-
-    A kind may declare a `limit`, a `Limit`; two rules of one metric with contradicting limits are refused.
-    """
+    """The interface of every kind, built-in or user-defined. One rule watches one metric."""
 
     def look(self, value: float, over: float | None) -> RuleResult:
         """Process the next value, which is finite.
@@ -115,21 +110,16 @@ class BoundedRule(SeriesRule):
         expect_recovery(self.recover, self.limit)
 
     @property
-    def scale(self) -> str:
-        """`Limit.scale`."""
-        return ""
-
-    @property
     def limit(self) -> Limit:
         if self.above is not None:
-            return Limit("above", self.above, 1, self.scale)
+            return Limit("above", self.above, 1)
         assert self.below is not None
-        return Limit("below", self.below, -1, self.scale)
+        return Limit("below", self.below, -1)
 
 
 def expect_recovery(recover: float | None, limit: Limit) -> None:
     """Raise ConfigError if a rule would recover where it fires."""
-    if recover is not None and (limit.sign or 1) * (recover - limit.value) > 0:
+    if recover is not None and limit.sign * (recover - limit.value) > 0:
         raise ConfigError(
             f"recover: {recover:g} lies where the rule fires ({limit.option} {limit.value:g}): it would be well and "
             f"ill at once; expected at {'least' if limit.sign < 0 else 'most'} {limit.value:g}"

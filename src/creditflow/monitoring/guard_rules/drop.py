@@ -36,11 +36,7 @@ class Drop(SeriesRule):
     def __post_init__(self) -> None:
         if self.recover is None:
             self.recover = self.by / 2
-        expect_recovery(self.recover, self.limit)
-
-    @property
-    def limit(self) -> Limit:
-        return Limit("by", self.by)
+        expect_recovery(self.recover, Limit("by", self.by, 1))
 
     def look(self, value: float, over: float | None) -> RuleResult:
         assert self.recover is not None

@@ -48,10 +48,6 @@ class Level(BoundedRule):
         if self.shortest is not None and self.shortest > self.window:
             raise ConfigError(f"shortest: expected at most the window, {self.window}, got {self.shortest}")
 
-    @property
-    def scale(self) -> str:
-        return "multiples of the first value" if self.times_first else ""
-
     def look(self, value: float, over: float | None) -> RuleResult:
         self.first = self.first or max(value, 0.0)
         scale = self.first if self.times_first else 1.0
