@@ -65,7 +65,7 @@ HELD = {**FALLBACK, "unless": {"metric": "reward/agreement", "above": 0.5}}
 
 def test_unless_reduces_a_rule_to_a_warning_while_it_holds():
     watched = guard(errors=HELD)
-    wrong, agrees = (0.2, 0.2, 0.2, 0.2, 0.0, 0.0), (0.9, 0.8, 0.3, 0.9, 0.9, 0.9)
+    wrong, agrees = (0.2, 0.2, 0.2, 0.2, 0.0, 0.0), (0.6, 0.2, 0.2, 0.9, 0.9, 0.9)  # means .6, .52, .456
     series_ = [
         {"step": i + 1, "reward/error_rate": rate, "reward/agreement": agreement}
         for i, (rate, agreement) in enumerate(zip(wrong, agrees, strict=True))
@@ -86,11 +86,11 @@ def test_unless_reduces_a_rule_to_a_warning_while_it_holds():
     assert events[0].text.endswith("a warning only, while reward/agreement is above 0.5")
 
 
-def test_unless_uses_the_newest_value_in_steps_without_one():
+def test_unless_keeps_its_mean_in_steps_without_a_value():
     watched = guard(errors=HELD)
     actions = []
-    for step, agreement in enumerate((0.9, None, None, 0.4, None), 1):
-        row = {"reward/error_rate": 0.2 if agreement != 0.9 else 0.0}
+    for step, agreement in enumerate((0.55, None, float("nan"), 0.0, None), 1):
+        row = {"reward/error_rate": 0.2 if step > 1 else 0.0}
         actions += watched.look(step, row | ({} if agreement is None else {"reward/agreement": agreement}))
         saved = json.loads(json.dumps(watched.state_dict()))
         watched = guard(errors=HELD)
@@ -107,7 +107,7 @@ def test_unless_without_a_value_lets_the_rule_act():
 def test_rule_held_by_unless_leaves_checkpoints_good():
     rule = {**HELD, "action": "restore_checkpoint"}
     watched = guard(errors=rule)
-    (event,) = watched.look(1, {"reward/error_rate": 0.2, "reward/agreement": 0.9})
+    (event,) = watched.look(1, {"reward/error_rate": 0.2, "reward/agreement": 0.55})
     assert (event.action, watched.good) == ("warn", True)
     (event,) = watched.look(2, {"reward/error_rate": 0.2, "reward/agreement": 0.1})
     assert (event.action, watched.good) == ("restore_checkpoint", False)
@@ -245,22 +245,20 @@ def test_fallback_shares_only_the_outcome() -> None:
     assert {rule.action for rule in rules if rule.name == "error_rate"} == {"fallback_identical"}
 
 
-def test_gate_metrics_are_skipped_during_a_fallback() -> None:
-    watched = guard(
-        errors=FALLBACK, gates={"metric": "propagation/pass_rate", "below": 0.8, "window": 1, "recover_epochs": 1}
-    )
-    rows_ = [
-        {"reward/error_rate": 0.2, "propagation/pass_rate": 0.5},
-        {"reward/error_rate": 0.2, "propagation/pass_rate": 1.0},
-    ]
-    assert [(e.rule, e.what) for i, row in enumerate(rows_) for e in watched.look(i, row)] == [
-        ("errors", "fired"),
-    ]
+@pytest.mark.parametrize("metric", ["propagation/pass_rate", "credit/reach/planner"])
+def test_metrics_of_credit_are_skipped_during_a_fallback(metric) -> None:
+    """Under the shared reward both are 1, which is no recovery: neither of another fault nor of their own."""
+    own = {"metric": metric, "below": 0.8, "window": 1, "recover_epochs": 1}
+    rows_ = [{"reward/error_rate": 0.2, metric: 0.5}] + 3 * [{"reward/error_rate": 0.2, metric: 1.0}]
+    assert fired(guard(errors=FALLBACK, own=own), [{"step": 1, **row} for row in rows_]) == [(1, "errors", "fired")]
+    alone = guard(own={**own, "action": "fallback_identical", "cool_down": 0})
+    assert fired(alone, rows(metric, 0.5, 1.0, 0.5, 1.0)) == [(1, "own", "fired")]
+    assert alone.fallback
 
 
 def test_wide_interval_is_reported_once_and_acts_on_nothing() -> None:
     rule = {"kind": "interval", "metric": "credit/fidelity", "over": "credit/fidelity_high", "below": 0.1, "window": 1}
-    watched = guard(low={**rule, "action": "fallback_identical"})
+    watched = guard(low={**rule, "action": "restore_checkpoint"})
     highs = [0.4, 0.4, 0.05, 0.5]
     values = [-0.2, -0.2, -0.2, 0.3]
     events = [
@@ -270,8 +268,8 @@ def test_wide_interval_is_reported_once_and_acts_on_nothing() -> None:
     ]
     assert [(e.step, e.what, e.action) for e in events] == [
         (0, "undecided", "warn"),
-        (2, "fired", "fallback_identical"),
-        (3, "recovered", "fallback_identical"),
+        (2, "fired", "restore_checkpoint"),
+        (3, "recovered", "restore_checkpoint"),
     ]
     assert "too few samples" in events[0].text
     assert engine_action(events[:1]) is None

@@ -80,7 +80,8 @@ class GuardConfig(Section):
     `kind` (a name from docs/reference/guard.md, or `file.py:kind`) with its options, `over` (the metric with the
     denominator, where `metric` is a share, or with the end of its interval), `action` (`warn`, `set_threshold` with
     `to`, `fallback_identical`, `restore_checkpoint`, `stop`), `cool_down` (checks after a recovery during which the
-    rule does not fire), `unless` (`{metric, above}`: while that condition holds, the rule only warns)."""
+    rule does not fire), `unless` (`{metric, above}`: while the running mean of that metric is above this, the rule only
+    warns)."""
     max_rollbacks: NonNegativeInt = 2
     """Maximum number of checkpoints that the guard restores; at the next rollback, the run stops with a report."""
     fallback: FallbackConfig = FallbackConfig()

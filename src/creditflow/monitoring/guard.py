@@ -116,7 +116,7 @@ _EFFECTS = {
 
 
 class Unless(Section):
-    """A condition that keeps a rule from acting: the newest value of `metric`, if any, exceeds `above`."""
+    """A condition that keeps a rule from acting: the running mean of `metric`, if any, exceeds `above`."""
 
     metric: _OneMetric
     above: float
@@ -157,7 +157,7 @@ class _Watch:
     held: bool = False
     """The rule is on, and `unless` keeps it from acting."""
     against: float | None = None
-    """The newest value of `unless.metric`, which not every step reports."""
+    """The running mean of `unless.metric`, since one noisy value may start a fallback that does not end."""
     undecided: bool = False
     """See `RuleResult`; reported at its first look only."""
 
@@ -212,18 +212,20 @@ class Guard:
         """Apply the rules to the metrics of a training step or an evaluation; events in the order of the rules.
 
         Absent and non-finite metrics are skipped. A non-finite metric of a rule that restores or stops makes the
-        checkpoint bad (see `good`). During a fallback `propagation/*` carries no information and is skipped too.
+        checkpoint bad (see `good`). During a fallback `propagation/*` and `credit/*` are skipped too, since they then
+        describe the shared reward.
         """
         return [event for rule in self.rules for event in self._look(step, rule, metrics)]
 
     def _look(self, step: int, rule: RuleSpec, metrics: Mapping[str, float]) -> Iterator[GuardEvent]:
-        if self.fallback and rule.metric.startswith("propagation/"):
-            return  # a fallback has no gates
+        if self.fallback and rule.metric.startswith(("propagation/", "credit/")):
+            return  # the fallback itself would seem to be the recovery
         for name in matching(rule.metric, metrics):
             over = _beside(name, rule.over, metrics) if rule.over is not None else None
             watch = self.watches.setdefault((rule.name, name), _Watch(rule.make()))
             if rule.unless is not None and (against := _beside(name, rule.unless.metric, metrics)) is not None:
-                watch.against = against if math.isfinite(against) else watch.against
+                mean = against if watch.against is None else 0.8 * watch.against + 0.2 * against
+                watch.against = mean if math.isfinite(mean) else watch.against
             if not math.isfinite(metrics[name]):
                 watch.suspect = True
                 continue
