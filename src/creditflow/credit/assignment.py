@@ -110,8 +110,8 @@ def assign(
     state for the agents of this batch. `history`: statistics of earlier batches, the `history_after` of the batch
     before; default: none.
 
-    Raises ConfigError for invalid options and BatchError for inconsistent columns. Cost: linear in steps, edges, scores
-    and tokens.
+    Raises ConfigError for options that contradict each other and BatchError for inconsistent columns. Only
+    `credit_options` checks the types and bounds of options. Cost: linear in steps, edges, scores and tokens.
     """
     values_T = _checked(batch, options, values_T)
     rule, history = options.propagation, History() if history is None else history
