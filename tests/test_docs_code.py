@@ -73,7 +73,7 @@ def test_own_trainer_example_is_complete(place):
     shown = [text for _, language, text in blocks if not language][place]
     assert len(code.splitlines()) <= 25
     allowed = {"torch"} if "import torch" in code else set()
-    code += f"import sys\nassert {{'omegaconf', 'pyarrow', 'torch'}} & {{*sys.modules}} <= {allowed}"
+    code += f"import sys\nassert {{'omegaconf', 'pyarrow', 'pydantic', 'torch'}} & {{*sys.modules}} <= {allowed}"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.startswith(shown)
 
