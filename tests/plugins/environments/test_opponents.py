@@ -136,7 +136,7 @@ def test_resumed_self_play_repeats_the_run(whole, tmp_path):
     assert [row[0] for row in rated.rows[:2]] == ["earlier: the learner now", "earlier: version 0"]
     assert rated.rows[1][1] == "0"
     assert rated.curves == {"earlier": "pool/earlier/rating"}
-    assert curves(parts)["pool/earlier/rating"]["unit"] == "Elo"
+    assert curves(parts, parts.metrics())["pool/earlier/rating"]["unit"] == "Elo"
     snapshots = [
         load_file(ledger.path / "checkpoints/global_step_3/state/pool-earlier-3.safetensors")
         for ledger in (whole, parts)
