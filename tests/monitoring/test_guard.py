@@ -247,7 +247,7 @@ def test_fallback_shares_only_the_outcome() -> None:
 
 @pytest.mark.parametrize("metric", ["propagation/pass_rate", "credit/reach/planner"])
 def test_metrics_of_credit_are_skipped_during_a_fallback(metric) -> None:
-    """Under the shared reward both are 1, which is no recovery: neither of another fault nor of their own."""
+    """Under the shared reward both are 1. Neither their own rule nor another one recovers by that."""
     own = {"metric": metric, "below": 0.8, "window": 1, "recover_epochs": 1}
     rows_ = [{"reward/error_rate": 0.2, metric: 0.5}] + 3 * [{"reward/error_rate": 0.2, metric: 1.0}]
     assert fired(guard(errors=FALLBACK, own=own), [{"step": 1, **row} for row in rows_]) == [(1, "errors", "fired")]

@@ -98,7 +98,7 @@ def test_learning_of_constant_pass_rate_reads_the_means() -> None:
     assert (rise.kind, rise.metric, rise.evidence[0]) == ("good", None, "pass@1 in training has no trend")
     assert rise.sentence.startswith("The run learns: the mean sub-reward in training rose from 0.3")
     rare = Tables(metrics=[{"step": 20, "train/pass_at_1": 0.0625}, *rows[:20], *rows[21:], *better])
-    assert found("learning", rare)[0].sentence == rise.sentence  # a rare success is no trend
+    assert found("learning", rare)[0].sentence == rise.sentence  # one success makes no trend
     (none,) = found("learning", Tables(metrics=rows))
     assert none.sentence == "No task is ever solved: pass@1 in training is 0 throughout."
     solved = [row | {"train/pass_at_1": 1.0} for row in rows]

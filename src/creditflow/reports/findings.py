@@ -154,7 +154,7 @@ def learning(tables: Tables) -> Iterator[Finding]:
 
     If it has none, the first mean with a trend is reported in its place.
     """
-    # Without a shuffle, the order of the tasks can be a trend of its own.
+    # Without a shuffle, tasks that become harder look like a policy that gets worse.
     shuffled = tables.setting("data.shuffle", True)
     series = {name: _points(tables.metrics, name) for name in _SERIES if shuffled or name.startswith("val/")}
     name = next((name for name, points in series.items() if len(points) >= _POINTS), None)
