@@ -28,12 +28,13 @@ def difference(root: Path, tested: Mapping[str, Mapping[str, str]]) -> str:
 def method_hashes(root: Path, names: Iterable[str]) -> dict[str, str]:
     """The hash of each method's source in the package at `root`; empty if the method is absent.
 
-    Spaces and line ends do not count.
+    Empty lines, and spaces and line breaks at the end of a line, do not count.
     """
     names = sorted(names)
     sources = {name: text for file in {name.split(": ")[0] for name in names} for name, text in _methods(root, file)}
-    words = {name: " ".join(sources.get(name, "").split()) for name in names}
-    return {name: hashlib.sha256(text.encode()).hexdigest()[:12] if text else "" for name, text in words.items()}
+    lines = {name: [line.rstrip() for line in sources.get(name, "").splitlines() if line.strip()] for name in names}
+    texts = {name: "\n".join(of_method) for name, of_method in lines.items()}
+    return {name: text and hashlib.sha256(text.encode()).hexdigest()[:12] for name, text in texts.items()}
 
 
 def _methods(root: Path, file: str) -> Iterator[tuple[str, str]]:

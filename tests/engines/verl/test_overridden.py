@@ -69,7 +69,7 @@ def test_methods_of_another_version_are_compared(tmp_path: Path, monkeypatch: py
     base.write_text(base.read_text().replace("\n", " \n") + "\n\ndef new():\n    pass\n")
     expect_verl()
 
-    base.write_text(base.read_text().replace("# 1. sample batch from replay buffer", "# 1. sample a batch"))
+    base.write_text(base.read_text().replace("# 1. sample batch", "    # 1. sample batch"))  # an indent alone
     waiting.write_text(waiting.read_text().replace("def _wait_for_next_poll", "def _wait"))
     with pytest.raises(ConfigError) as caught:
         expect_verl()

@@ -46,9 +46,9 @@ ESTIMATOR, PREFIX, KEY = "creditflow", "credit_", "algorithm.creditflow"
 """The estimator, the prefix of the trainer modes, and the section of options, under `+`."""
 TESTED = {
     "0.9.0, 0.9.1 and 0.10.0.dev of August 2026": {
-        "trainer/ppo/v1/agent_loop_tq.py: AgentLoopWorkerTQ._agent_loop_postprocess": "1cf327379b02",
-        "trainer/ppo/v1/trainer_base.py: PPOTrainer._build_replay_buffer": "88aadd393f4b",
-        "trainer/ppo/v1/trainer_base.py: PPOTrainer._compute_advantage": "39f6144bc6a8",
+        "trainer/ppo/v1/agent_loop_tq.py: AgentLoopWorkerTQ._agent_loop_postprocess": "7d2cd70a1ab4",
+        "trainer/ppo/v1/trainer_base.py: PPOTrainer._build_replay_buffer": "88d2519ad35c",
+        "trainer/ppo/v1/trainer_base.py: PPOTrainer._compute_advantage": "f4630d6f903c",
     }
 }
 """The methods of verl that a mode overrides or relies on, with the hashes of their source in the tested versions."""
