@@ -1,7 +1,6 @@
 """Complete runs with a model of a dozen words."""
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -275,13 +274,6 @@ def test_training_shows_its_phases(recipe_file: Path, monkeypatch: pytest.Monkey
 # ---- an agent with a frozen model
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _no_proxy() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("NO_PROXY", "127.0.0.1")
-        yield
-
-
 def frozen_critic(server: JudgeServer) -> list[str]:
     """Overrides for the toy recipe's critic to use the model of `server`."""
     return [
@@ -302,7 +294,7 @@ def verdict(request: Request) -> Answer:
 
 
 @pytest.fixture(scope="module")
-def frozen(tmp_path_factory: pytest.TempPathFactory, _no_proxy: None) -> tuple[Path, Request]:
+def frozen(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Request]:
     """The folder of a run with a frozen critic, and the first request to its endpoint."""
     with JudgeServer(verdict) as server:
         return train_toy(tmp_path_factory.mktemp("frozen") / "run", server), server.requests[0]

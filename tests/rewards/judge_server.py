@@ -1,7 +1,8 @@
-"""A stub of an OpenAI-compatible endpoint on 127.0.0.1: sends the given answers, and records its requests.
+"""A stub of an HTTP service on 127.0.0.1, by default of an OpenAI-compatible endpoint that judges.
 
-with JudgeServer([Answer(status=500), Answer("Fine.\\nScore: 7")]) as server:   # in a thread; the last answer
-repeats
+It sends the given answers, and records its requests.
+
+with JudgeServer([Answer(status=500), Answer("Fine.\\nScore: 7")]) as server:   # in a thread; the last answer repeats
     ... server.url, server.requests
 """
 
@@ -14,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+import pytest
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ Answers = Answer | list[Answer] | Callable[[Request], Answer]
 
 
 class JudgeServer:
-    """The stub, with a thread for each connection."""
+    """The stub, with a thread for each connection. Inside its context, no client uses a proxy."""
 
     def __init__(self, answers: Answers) -> None:
         self.answers = answers
@@ -78,17 +81,21 @@ class JudgeServer:
         self.most_in_flight = 0
         self.sent_without_end = 0
         """Bytes of endless bodies that were sent."""
-        self.url = ""
+        self.address = self.url = ""
+        """The service without a path, and as the base URL of an OpenAI-compatible endpoint."""
         self._in_flight = 0
         self._arrival = threading.Condition()
         self._over = threading.Event()
+        self._environment = pytest.MonkeyPatch()
 
     def __enter__(self) -> JudgeServer:
+        self._environment.setenv("NO_PROXY", "127.0.0.1")
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.stub = self
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
         self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
+        self.address = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self.url = f"{self.address}/v1"
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -98,13 +105,18 @@ class JudgeServer:
         self._server.shutdown()
         self._thread.join(10)
         self._server.server_close()
+        self._environment.undo()
 
     def answer_to(self, path: str, headers: dict[str, str], body: bytes) -> Answer | None:
         """The answer to a request, when it is to be sent; None once the stub has ended."""
+        request = Request(path, headers, json.loads(body))
         with self._arrival:
             self._in_flight += 1
             self.most_in_flight = max(self.most_in_flight, self._in_flight)
-            answer = self._pick(path, headers, body)
+            self.requests.append(request)
+            number = len(self.requests)
+        answer = self._pick(number, request)
+        with self._arrival:
             self._arrival.notify_all()
             self._arrival.wait_for(lambda: self.most_in_flight >= answer.company or self._over.is_set())
         if answer.delay:
@@ -113,11 +125,9 @@ class JudgeServer:
             self._in_flight -= 1
         return None if self._over.is_set() else answer
 
-    def _pick(self, path: str, headers: dict[str, str], body: bytes) -> Answer:
-        request = Request(path, headers, json.loads(body))
-        self.requests.append(request)
+    def _pick(self, number: int, request: Request) -> Answer:
         if isinstance(self.answers, list):
-            return self.answers[min(len(self.requests), len(self.answers)) - 1]
+            return self.answers[min(number, len(self.answers)) - 1]
         return self.answers if isinstance(self.answers, Answer) else self.answers(request)
 
 

@@ -505,8 +505,7 @@ def test_reasons_are_bounded_and_printable(bubblewrap):
 # Faults outside of the program
 
 
-def test_sandbox_fault_is_a_failed_score(monkeypatch):
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+def test_sandbox_fault_is_a_failed_score():
     calls = itertools.count()
 
     def answer(request):

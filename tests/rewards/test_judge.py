@@ -30,11 +30,6 @@ TEN = JudgeScale(1, 10)
 AT_ONCE = {"backoff": 0.0, "rubric": "The response must be right."}
 
 
-@pytest.fixture(autouse=True)
-def _no_proxy(monkeypatch):
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-
-
 def a_trajectory(response: str = "It is 72.", truth: object = "72", name: str = "p", **more) -> Trajectory:
     trajectory = make_trajectory(name, [step("solver", prompt="How many, solver?", response=response)])
     trajectory.task = Task("test", ({"role": "user", "content": "How many?"},), truth, {"rival": "It is 71."})

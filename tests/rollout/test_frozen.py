@@ -25,11 +25,6 @@ from tests.rollout.test_runner import EchoClient
 HELLO = [{"role": "user", "content": "hello"}]
 
 
-@pytest.fixture(autouse=True)
-def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-
-
 def model(url: str, **more: Any) -> FrozenModel:
     options: dict[str, Any] = {
         "model": "big", "api_key_env": None, "body": {}, "max_concurrency": 256, "request_timeout": 5.0, "retries": 2,

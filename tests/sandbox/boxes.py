@@ -11,16 +11,15 @@ import stat
 import subprocess
 import sys
 import tempfile
-import threading
 import warnings
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from creditflow.sandbox import Sandbox, SandboxUnavailable, UnsafeSandboxWarning, open_sandbox
+from tests.rewards.judge_server import Answer, JudgeServer, Request
 
 HOW = "apt-get install bubblewrap (Debian, Ubuntu), dnf install bubblewrap (Fedora)"
 
@@ -47,7 +46,6 @@ def opened(backend: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **option
             warnings.simplefilter("ignore", UnsafeSandboxWarning)
             yield open_sandbox(backend, **options)
     elif backend == "sandbox_fusion":
-        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         with fusion_service(run_python) as url:
             yield open_sandbox(backend, url=url, **options)
     else:
@@ -61,30 +59,12 @@ def opened(backend: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **option
 def fusion_service(answer: Callable[[dict[str, Any]], tuple[int, bytes]]) -> Iterator[str]:
     """Serve a Sandbox Fusion service with the function's answers (status and body); yield its address."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            status, body = answer(request) if self.path == "/run_code" else (404, b"")
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            # A client that has read enough closes the connection.
-            with contextlib.suppress(ConnectionError):
-                self.wfile.write(body)
+    def reply(request: Request) -> Answer:
+        status, body = answer(request.body) if request.path == "/run_code" else (404, b"")
+        return Answer(status=status, body=body)
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with JudgeServer(reply) as server:
+        yield server.address
 
 
 def run_python(request: dict[str, Any]) -> tuple[int, bytes]:

@@ -15,8 +15,7 @@ from tests.sandbox.boxes import fusion_service, run_python
 
 
 @pytest.fixture(autouse=True)
-def quick_and_direct(monkeypatch):
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+def quick(monkeypatch):
     monkeypatch.setattr(fusion, "_BACKOFF_S", 0.01)
 
 

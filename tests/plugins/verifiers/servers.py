@@ -4,39 +4,22 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from creditflow._utils.loopback import bound, url_of
 from creditflow.rollout.chat import parse_tool_calls
+from tests.rewards.judge_server import Answer, JudgeServer, Request
 
 
 @contextmanager
 def answering(answer: Callable[[str, Any], Any]) -> Iterator[str]:
     """Serve `answer(path, body)` for each POST, both as JSON; yields the URL."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            payload = json.dumps(answer(self.path, body)).encode()
-            self.send_response(200)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(payload)))
-            self.end_headers()
-            self.wfile.write(payload)
+    def reply(request: Request) -> Answer:
+        return Answer(body=json.dumps(answer(request.path, request.body)).encode())
 
-        def log_message(self, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with JudgeServer(reply) as server:
+        yield server.address
 
 
 @contextmanager
