@@ -94,11 +94,6 @@ def test_noisy_score_predicts_the_truth_at_its_stated_rate(wrong: str, agent: st
         assert right_guesses(pairs, {own}, wrong_scores) < 0.525
 
 
-def test_inverted_graded_score_would_reveal_wrong_steps() -> None:
-    pairs = [(own, 1 - own if k < 7 else own) for k in range(20) for own in (1.0, 0.5)]
-    assert right_guesses(pairs, {1.0}, {0.5}) == 1.0
-
-
 @pytest.mark.parametrize(("wrong", "share"), [("binary20", 0.20), ("binary35", 0.35), ("contradictory", 1.0)])
 def test_verdicts_are_inverted_from_a_step_on_in_training_only(wrong: str, share: float) -> None:
     trajectory, _ = run_team(a_good_team)

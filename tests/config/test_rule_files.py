@@ -201,11 +201,6 @@ def test_failing_rule_is_named(name: str, reason: str, recipe: Path) -> None:
     assert str(caught.value) == expected
 
 
-def test_wrong_key_of_a_threshold_is_refused(recipe: Path) -> None:
-    with pytest.raises(ConfigError, match=r"got 'levle' \(did you mean 'level'"):
-        load_recipe(recipe, ["algorithm.propagation_threshold={kind: rules.py:Steady, levle: 0.3}"])
-
-
 def test_unloaded_reference_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"got 'x\.py:rule'; a file is loaded with the recipe that names it"):
         assign(batch(), credit_options(propagation="x.py:rule"))

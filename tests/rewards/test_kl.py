@@ -26,23 +26,9 @@ def score(function: KlToReference, trajectory: Trajectory) -> Score:
     return asyncio.run(function(trajectory.steps[0], trajectory))
 
 
-def test_estimators_follow_schulmans_formulas() -> None:
-    ratio = [math.exp(reference - logprob) for logprob, reference in zip(LOGPROBS, REFERENCE, strict=True)]
-    expected = {
-        "kl": [-math.log(r) for r in ratio],
-        "abs": [abs(math.log(r)) for r in ratio],
-        "mse": [0.5 * math.log(r) ** 2 for r in ratio],
-        "low_var_kl": [(r - 1) - math.log(r) for r in ratio],
-    }
-    assert list(expected) == list(ESTIMATORS)
-    for name, values in expected.items():
-        assert score(KlToReference(name), a_trajectory()).value == pytest.approx(
-            [-value for value in values], abs=1e-12
-        )
-
-
 @given(st.floats(-15, 15))
 def test_estimators_equal_those_of_the_kl_loss(difference: float) -> None:
+    assert ESTIMATORS.keys() == KL_ESTIMATORS.keys() - {"k1", "k2", "k3"}
     for name, estimate in ESTIMATORS.items():
         theirs = float(KL_ESTIMATORS[name](torch.tensor(difference, dtype=torch.float64)))
         assert max(-10.0, min(10.0, estimate(difference))) == pytest.approx(max(-10.0, min(10.0, theirs)), abs=1e-9)
