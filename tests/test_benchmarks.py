@@ -2,9 +2,7 @@
 
 import importlib
 import json
-import os
 import random
-import select
 import signal
 import subprocess
 import sys
@@ -23,7 +21,7 @@ from benchmarks.sources import Result, Work, hashes, results
 from creditflow.data import Score
 from tests.builders import batch_of, make_trajectory, step
 from tests.forks import fast_python
-from tests.rewards.processes import HANG_S, until
+from tests.rewards.processes import alive, until
 
 BY_HAND = {"noted"}
 """Results that no benchmark writes."""
@@ -142,14 +140,8 @@ HANGS = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {CHILD!r
 
 
 def ended(log: Path) -> bool:
-    """True once the process with the id in `log` has ended; False after `HANG_S`."""
-    try:
-        process = os.pidfd_open(int(log.read_text().split()[0]))
-    except ProcessLookupError:
-        return True
-    readable, _, _ = select.select([process], [], [], HANG_S)
-    os.close(process)
-    return bool(readable)
+    """Whether the process with the id in `log` has ended."""
+    return not alive(int(log.read_text().split()[0]))
 
 
 def test_hanging_benchmark_is_killed_with_its_children(tmp_path: Path) -> None:
@@ -157,7 +149,7 @@ def test_hanging_benchmark_is_killed_with_its_children(tmp_path: Path) -> None:
     code = run_command("hangs", [sys.executable, "-c", HANGS], log, limit=2.0)
     assert code is None
     assert judge(code, ["targets missed: 0 of 3"]) == (ERROR, "time limit")
-    assert ended(log)
+    until(lambda: ended(log))
 
 
 def test_terminated_runner_ends_its_benchmark(tmp_path: Path) -> None:
@@ -172,7 +164,7 @@ def test_terminated_runner_ends_its_benchmark(tmp_path: Path) -> None:
         assert any(line.strip().rpartition(" ")[2].isdigit() for line in runner.stdout)  # the child's id was printed
         runner.terminate()
     assert runner.returncode == 128 + signal.SIGTERM
-    assert ended(log)
+    until(lambda: ended(log))
 
 
 # Processes of a run

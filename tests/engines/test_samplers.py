@@ -1,9 +1,6 @@
 """Samplers in a separate process, with a worker that samples with transformers."""
 
-import os
 import re
-import select
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -28,7 +25,7 @@ from creditflow.runs.run_folder import read_metrics
 from tests.engines.batches import sampled_batch, update_once
 from tests.forks import fast_python
 from tests.paths import TOY
-from tests.rewards.processes import HANG_S
+from tests.rewards.processes import alive, until
 
 WORKER = Path(__file__).parent / "transformers_worker.py"
 REQUESTS = [GenerationRequest((1 + k, 2, 3), 9, (1.0, 0.6, 0.0, 1.4)[k % 4], (7, k)) for k in range(8)]
@@ -144,12 +141,10 @@ sys.stdin.read()
     parent = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert parent.stdout is not None
     pid, folder = parent.stdout.readline().decode().split()
-    worker = os.pidfd_open(int(pid))
-    parent.send_signal(signal.SIGKILL)
+    assert alive(int(pid))
+    parent.kill()
     parent.wait()
-    readable, _, _ = select.select([worker], [], [], HANG_S)
-    os.close(worker)
-    assert readable
+    until(lambda: not alive(int(pid)))
     assert not Path(folder).exists()
 
 

@@ -194,41 +194,39 @@ def test_input_above_the_box_memory_is_refused_before_start(token):
     assert box.run(["wc", "-c"], stdin=b"x" * most).stdout.strip() == str(most).encode()
 
 
-def test_box_works_with_more_than_1024_open_files():
-    box = boxes.bubblewrap(wall_s=20)
+@contextlib.contextmanager
+def open_files(limit, number):
+    """Hold up to `number` descriptors open under a limit; yield them."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < 1300:
+    if hard != resource.RLIM_INFINITY and hard < limit:
         pytest.skip(f"the system allows {hard} open files")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1300), hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     held: list[int] = []
     try:
-        held += [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
-        box.write("f", b"file")
-        result = box.run(["sh", "-c", "cat f -"], stdin=b" input")
-        assert result.stdout == b"file input"
+        with contextlib.suppress(OSError):  # the descriptor table is full
+            held.extend(os.open("/dev/null", os.O_RDONLY) for _ in range(number))
+        yield held
     finally:
         for fd in held:
             os.close(fd)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_box_works_with_more_than_1024_open_files():
+    box = boxes.bubblewrap(wall_s=20)
+    with open_files(limit=2048, number=1100) as held:
+        assert len(held) == 1100
+        box.write("f", b"file")
+        assert box.run(["sh", "-c", "cat f -"], stdin=b" input").stdout == b"file input"
 
 
 def test_descriptor_exhaustion_raises_sandbox_error():
     box = boxes.bubblewrap()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
-    held: list[int] = []
-    try:
-        with contextlib.suppress(OSError):  # until the descriptor table is full
-            while True:
-                held.append(os.open("/dev/null", os.O_RDONLY))
+    with open_files(limit=512, number=512) as held:
         for _ in range(4):
             os.close(held.pop())
         with pytest.raises(SandboxError, match="Too many open files"):
             box.run(["true"])
-    finally:
-        for fd in held:
-            os.close(fd)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert box.run(["true"]).ok
 
 
