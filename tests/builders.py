@@ -114,12 +114,7 @@ def make_trajectory(
     turns: Counter[str] = Counter()
     made = []
     for index, spec in enumerate(steps):
-        fields = {
-            "turn": turns[spec.agent],
-            "prompt": f"{task} {spec.agent} {index}",
-            "response": "",
-            **spec.more,
-        }
+        fields = {"turn": turns[spec.agent], "prompt": f"{task} {spec.agent} {index}", "response": "", **spec.more}
         turns[spec.agent] += 1
         parents = spec.parents if spec.parents is not None else ((index - 1,) if index else ())
         made.append(

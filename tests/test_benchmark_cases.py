@@ -109,11 +109,7 @@ def test_verdicts_are_inverted_from_a_step_on_in_training_only(wrong: str, share
 
 def test_saboteur_replaces_a_result_with_another_sum(monkeypatch) -> None:
     monkeypatch.setattr(cases, "_percent", lambda step, of: 0 if step.index == 3 else 99)
-    replies = {
-        "lies\n8 2 * 0 2 =": "5 0",
-        "exec\n5 0 - 1 3 =": "3 7",
-        "check\n5 0 - 1 3 = 3 7 ?": "3 7 ok",
-    }
+    replies = {"lies\n8 2 * 0 2 =": "5 0", "exec\n5 0 - 1 3 =": "3 7", "check\n5 0 - 1 3 = 3 7 ?": "3 7 ok"}
     model = Scripted(lambda prompt: a_good_team_but(replies)(prompt).encode())
     agents = {name: AgentSpec(system=system) for name, system in {**SYSTEM, "saboteur": "lies"}.items()}
     functions = functions_of("arithmetic_chain")

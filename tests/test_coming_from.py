@@ -197,11 +197,7 @@ def converted(*words: str):
         (["--config-name", "ppo_megatron_trainer"], "ppo_megatron_trainer", []),
         (["--config-path=config", "-cn", "ppo_megatron_trainer.yaml"], "ppo_megatron_trainer", []),
         (["--config-name", "ppo_trainer"], None, []),
-        (
-            ["--config-path=X", "--config-name=mine"],
-            None,
-            ["--config-path=X --config-name=mine: not verl's"],
-        ),
+        (["--config-path=X", "--config-name=mine"], None, ["--config-path=X --config-name=mine: not verl's"]),
     ],
 )
 def test_from_verl_reads_the_name_of_a_configuration(words, name, left) -> None:

@@ -72,10 +72,8 @@ def test_help_loads_no_heavy_module():
     done = run_python(code)
     loaded = [set(line.split()) for line in done.stdout.splitlines() if line.startswith("LOADED")]
     assert len(loaded) == done.stdout.count("Usage: creditflow") == 1 + len(COMMANDS), done.stderr
-    assert {name for name in loaded[0] if name.startswith("creditflow.cli")} == {
-        "creditflow.cli",
-        "creditflow.cli._app",
-    }
+    of_cli = {name for name in loaded[0] if name.startswith("creditflow.cli")}
+    assert of_cli == {"creditflow.cli", "creditflow.cli._app"}
     assert not loaded[-1] & HEAVY
 
 

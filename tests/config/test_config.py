@@ -28,13 +28,8 @@ def test_defaults_are_those_of_the_design(recipe):
     config = load_recipe(recipe()).config
 
     options = config.credit
-    assert options.propagation.spec() == {
-        "rule": "own",
-        "w_r": 1,
-        "sub_reward_origin": 1,
-        "w_o": 1,
-        "outcome_to": "all",
-    }
+    rule = {"rule": "own", "w_r": 1, "sub_reward_origin": 1, "w_o": 1, "outcome_to": "all"}
+    assert options.propagation.spec() == rule
     assert (options.gamma, options.lam, options.adv_estimator) == (0.99, 0.95, "grpo")
     assert config.reward.max_failed_frac == 0.2
 

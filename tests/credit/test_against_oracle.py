@@ -14,11 +14,7 @@ from tests.oracle.credit_oracle import credit_rows
 
 PRECISION = 1e-12
 
-BOOLEANS = {
-    "rewards": ("scored", "failed"),
-    "credit": ("gate_open", "frozen"),
-    "groups": ("trained", "tied"),
-}
+BOOLEANS = {"rewards": ("scored", "failed"), "credit": ("gate_open", "frozen"), "groups": ("trained", "tied")}
 COLUMNS = {
     "rewards": ("sub_reward",),
     "credit": ("gate", "own", "received", "shared", "withheld"),

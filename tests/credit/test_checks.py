@@ -7,13 +7,7 @@ import pytest
 
 from creditflow.credit import assign
 from creditflow.data import Score, TrajectoryBatch
-from creditflow.errors import (
-    BatchError,
-    ConfigError,
-    NotFiniteError,
-    ScoreRangeError,
-    ShapeError,
-)
+from creditflow.errors import BatchError, ConfigError, NotFiniteError, ScoreRangeError, ShapeError
 from tests.builders import batch_of, credit_options, make_trajectory, step
 
 
@@ -83,10 +77,7 @@ def test_empty_batch_raises(trajectories):
             "OrderError: edges: expected edges sorted by child, got step t0.2 of trajectory t0 after a later one",
         ),
         (lambda b: {"prompts": None}, "ShapeError: column prompts: expected shape (5,), got None"),
-        (
-            lambda b: {"scores": None},
-            "ShapeError: column scores: expected an array of float64, got NoneType",
-        ),
+        (lambda b: {"scores": None}, "ShapeError: column scores: expected an array of float64, got NoneType"),
         (lambda b: {"score_names": ()}, "ShapeError: column scores: expected shape (5, 0), got (5, 1)"),
         (lambda b: {"score_names": ("f", "g")}, "ShapeError: column scores: expected shape (5, 2), got (5, 1)"),
     ],
@@ -130,10 +121,7 @@ def test_every_column_checks_its_length(column):
     given = batch_of(
         make_trajectory(
             "t0",
-            [
-                step("a", 0.5, tokens=2, prompt_ids=(1, 2), version_spans=((0, 0), (1, 1))),
-                step("b", 0.5, tokens=1),
-            ],
+            [step("a", 0.5, tokens=2, prompt_ids=(1, 2), version_spans=((0, 0), (1, 1))), step("b", 0.5, tokens=1)],
             1.0,
             outcomes={"b": 0.5},
         ),

@@ -81,11 +81,7 @@ def test_token_advantages_check_the_output_array():
             ConfigError,
             "wrong: expected reached_S of the bits SIGNAL and OUTCOME, got 7",
         ),
-        (
-            lambda zero_S: {"own_S": zero_S},
-            ConfigError,
-            "Credit.gate_S, or, if no credit moves, to declare flow",
-        ),
+        (lambda zero_S: {"own_S": zero_S}, ConfigError, "Credit.gate_S, or, if no credit moves, to declare flow"),
         (lambda zero_S: {"received_S": zero_S + 1}, ConfigError, "expected rule 'wrong' to fill Credit.gate_S"),
         (
             lambda zero_S: {"own_S": zero_S + np.nan, "gate_S": zero_S},

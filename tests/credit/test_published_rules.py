@@ -140,11 +140,7 @@ def test_options_of_rules_weigh_their_parts(name, changes, expected):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_decoupled_gives_scores_the_spread_of_outcomes(seed):
-    agents = (
-        "planner",
-        "executor",
-        "verifier",
-    )  # each acts once: steps and trajectories weigh the same
+    agents = ("planner", "executor", "verifier")  # each acts once: steps and trajectories weigh the same
     trajectories, by_agent = chains(seed, agents=agents), {"group_by": "agent"}
     assigned = assign(batch_of(*trajectories), credit_options("decoupled", w_r=2.0, **by_agent))
     near(assigned, published.decoupled(*rows(trajectories), 2.0))

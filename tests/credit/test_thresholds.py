@@ -10,13 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from creditflow.credit.rules.threshold import _thetas as thetas
-from creditflow.credit.thresholds.base import (
-    THRESHOLDS,
-    BatchStats,
-    make_threshold,
-    open_starved,
-    threshold_kind,
-)
+from creditflow.credit.thresholds.base import THRESHOLDS, BatchStats, make_threshold, open_starved, threshold_kind
 from creditflow.credit.thresholds.fixed import Fixed
 from creditflow.credit.thresholds.quantile import Quantile
 from creditflow.errors import ConfigError, UnknownAgentError

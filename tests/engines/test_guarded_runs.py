@@ -284,10 +284,7 @@ def test_resumed_adapter_fallback_equals_an_unstopped_run(recipe, adapted, tmp_p
     ("options", "message"),
     [
         (["guard.fallback={trainable: lora, target_modules: [q_prj]}"], "target_modules: no module is named q_prj"),
-        (
-            ["guard.fallback.trainable=lora", "actor_rollout_ref.model.lora_rank=2"],
-            "trainable: expected all where",
-        ),
+        (["guard.fallback.trainable=lora", "actor_rollout_ref.model.lora_rank=2"], "trainable: expected all where"),
     ],
 )
 def test_impossible_fallback_is_rejected(recipe, tmp_path, options, message) -> None:

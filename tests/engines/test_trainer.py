@@ -37,11 +37,6 @@ def replace_in_team(recipe_file: Path, old: str, new: str) -> None:
     file.write_text(file.read_text().replace(old, new))
 
 
-def expect_equal_weights(path: Path, other: Path, step: int) -> None:
-    name = f"checkpoints/global_step_{step}/model.safetensors"
-    assert (path / name).read_bytes() == (other / name).read_bytes()
-
-
 def test_short_run_increases_the_reward(recipe_file: Path) -> None:
     rows = read_metrics(run(recipe_file, "run", "trainer.total_training_steps=15"))
     before, after = rows[0], rows[-1]
@@ -143,7 +138,8 @@ WITH_KL = (
 def test_reference_metric_of_weight_0_changes_no_training(recipe_file: Path, finished) -> None:
     """The policy equals its reference before training only."""
     path = run(recipe_file, "run", WITH_KL, *WATCHED)
-    expect_equal_weights(finished(*WATCHED), path, step=4)
+    weights = "checkpoints/global_step_4/model.safetensors"
+    assert (path / weights).read_bytes() == (finished(*WATCHED) / weights).read_bytes()
     assert not read_parquet(finished(*WATCHED) / "steps" / "000004.parquet").ref_logprobs.size
     drift = []
     for step in range(1, 5):

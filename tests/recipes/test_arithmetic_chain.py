@@ -176,10 +176,7 @@ def test_retry_prompt_contains_the_bad_candidate() -> None:
     assert kinds == [None, None, "wrong", None, None, "right", None, "right"]
 
 
-@pytest.mark.parametrize(
-    ("verdict", "tries"),
-    [("ok bad", 2), ("bad ok", 1), ("", 1), ("bad.", 1)],
-)
+@pytest.mark.parametrize(("verdict", "tries"), [("ok bad", 2), ("bad ok", 1), ("", 1), ("bad.", 1)])
 def test_only_a_verdict_ending_in_bad_causes_a_retry(verdict: str, tries: int) -> None:
     def answer(prompt: str) -> str:
         agent = prompt.partition("\n")[0]

@@ -80,13 +80,7 @@ def test_plan_covers(plan, expected):
 
 @pytest.mark.parametrize(
     ("response", "expected"),
-    [
-        ("48/2=24", 1.0),
-        ("She sold 24", 0.75),
-        ("48*2=96", 0.5),
-        ("3*5=24", 0.25),
-        ("48/2=25", 0.0),
-    ],
+    [("48/2=24", 1.0), ("She sold 24", 0.75), ("48*2=96", 0.5), ("3*5=24", 0.25), ("48/2=25", 0.0)],
 )
 def test_value_matches(response, expected):
     assert last_score("value_matches", spoken(NATALIA, TEAM, ("p", "1. half"), ("e", response))) == expected

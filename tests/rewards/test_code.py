@@ -578,13 +578,8 @@ def a_trajectory(text: str, truth: object) -> Trajectory:
 def test_code_tests_scores_steps_and_outcomes(bubblewrap, level):
     function = load("code_tests", level=level, shared={"sandbox": {"memory_mb": 300}})
     assert function.name == "code_tests"
-    assert function.instance.sandbox == {
-        "backend": "auto",
-        "memory_mb": 300,
-        "wall_s": 5.0,
-        "cpu_s": 5.0,
-        "output_bytes": 16_000_000,
-    }
+    limits = {"memory_mb": 300, "wall_s": 5.0, "cpu_s": 5.0, "output_bytes": 16_000_000}
+    assert function.instance.sandbox == {"backend": "auto", **limits}
     trajectory = a_trajectory(block("def f(x):\n    return x + x"), TESTS)
     trajectories.score([function], [trajectory])
     scored = trajectory.outcome if level == "outcome" else trajectory.steps[0].scores["code_tests"]

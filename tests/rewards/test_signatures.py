@@ -82,10 +82,7 @@ def test_parameters_tell_the_library(fn, signature):
         ({"fn": "ambiguous"}, r"ambiguous parameters: set signature: trl or verifiers; it takes \(completions, state"),
         ({"fn": "half_native"}, r"ambiguous parameters: set signature: verifiers, or decorate it with @reward"),
         ({"fn": "of_group"}, r"'states' is a parameter of group functions of verifiers"),
-        (
-            {"fn": "only_by_position"},
-            r"by name and its args, but that does not fit it: .*positional[- ]only",
-        ),
+        ({"fn": "only_by_position"}, r"by name and its args, but that does not fit it: .*positional[- ]only"),
         (
             {"fn": "with_router"},
             r"as \(data_source.* by name and its args.*: missing a required argument: 'reward_router_address'",

@@ -13,15 +13,7 @@ import pytest
 
 from creditflow.data import Task, Trajectory
 from creditflow.errors import AgentError, ConfigError, CreditflowError
-from creditflow.rollout import (
-    AgentSpec,
-    Generation,
-    GenerationRequest,
-    Scheduler,
-    Team,
-    Workflow,
-    run_rollout,
-)
+from creditflow.rollout import AgentSpec, Generation, GenerationRequest, Scheduler, Team, Workflow, run_rollout
 from creditflow.rollout.recorder import Sampling
 from tests.builders import Replies, rollout_of, run_team, unlocated
 
@@ -126,10 +118,7 @@ class Forgetful(EchoClient):
 
 @pytest.mark.parametrize(
     ("client", "error", "message"),
-    [
-        (BrokenClient, MemoryError, "no memory"),
-        (Forgetful, CreditflowError, "3 requests, but 2 generations came"),
-    ],
+    [(BrokenClient, MemoryError, "no memory"), (Forgetful, CreditflowError, "3 requests, but 2 generations came")],
 )
 def test_model_error_stops_all_rollouts(client: type[EchoClient], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):

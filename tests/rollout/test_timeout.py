@@ -13,14 +13,7 @@ from creditflow.engines.common.components import build_components
 from creditflow.errors import CreditflowError
 from creditflow.monitoring.metrics import rollout_metrics
 from creditflow.rewards import RewardFunction, RewardManager
-from creditflow.rollout import (
-    AgentSpec,
-    ChatClient,
-    FrozenModel,
-    Rollout,
-    Scheduler,
-    run_rollouts,
-)
+from creditflow.rollout import AgentSpec, ChatClient, FrozenModel, Rollout, Scheduler, run_rollouts
 from creditflow.rollout.endpoint import Endpoint
 from creditflow.rollout.recorder import Sampling
 from tests.builders import Replies, credit_options, rollout_of

@@ -26,14 +26,11 @@ def opened(parents: cgroup.Parents) -> cgroup.Group:
 
 
 def v1(tmp_path):
-    lines = []
+    lines = [f"20 1 0:24 / {tmp_path} rw - tmpfs {source} rw" for source in ("tmpfs", "")]  # a source may be empty
     for name in ("memory", "pids"):
         (tmp_path / name / "ours").mkdir(parents=True)
         lines.append(f"30 25 0:27 / {tmp_path / name} rw,relatime - cgroup cgroup rw,{name}")
-    sources = [
-        f"2{i} 1 0:24 / {tmp_path} rw - tmpfs {source} rw" for i, source in enumerate(("tmpfs", ""))
-    ]  # one is empty
-    return "\n".join([*sources, *lines])
+    return "\n".join(lines)
 
 
 def v2(tmp_path, controllers="cpu memory pids", subtree="", procs=""):
@@ -48,14 +45,7 @@ def v2(tmp_path, controllers="cpu memory pids", subtree="", procs=""):
 @pytest.fixture
 def kernel(monkeypatch):
     """Make the files of a new group, as the kernel does, and remove them with the folder."""
-    files = [
-        "memory.limit_in_bytes",
-        "memory.max",
-        "memory.swap.max",
-        "memory.oom.group",
-        "pids.max",
-        "cgroup.procs",
-    ]
+    files = ["memory.limit_in_bytes", "memory.max", "memory.swap.max", "memory.oom.group", "pids.max", "cgroup.procs"]
     real = cgroup.Path.mkdir
 
     def mkdir(self, mode=0o777, parents=False, exist_ok=False):
@@ -163,11 +153,8 @@ def test_sweep_removes_only_groups_of_dead_processes(tmp_path):
     for name in (f"{owner}-{os.getpid()}-0", f"{owner}-999999999-0", "creditflow-1-999999999-0", "other"):
         (tmp_path / name).mkdir()
     cgroup.Parents(2, tmp_path, None).sweep()
-    assert {path.name for path in tmp_path.iterdir()} == {
-        f"{owner}-{os.getpid()}-0",
-        "creditflow-1-999999999-0",
-        "other",
-    }
+    kept = {f"{owner}-{os.getpid()}-0", "creditflow-1-999999999-0", "other"}
+    assert {path.name for path in tmp_path.iterdir()} == kept
 
 
 def test_sweep_kills_processes_left_in_a_group(tmp_path, monkeypatch):

@@ -5,14 +5,7 @@ import warnings
 import pytest
 
 from creditflow.errors import ConfigError
-from creditflow.sandbox import (
-    BACKENDS,
-    Limits,
-    SandboxBackend,
-    SandboxUnavailable,
-    UnsafeSandboxWarning,
-    open_sandbox,
-)
+from creditflow.sandbox import BACKENDS, Limits, SandboxBackend, SandboxUnavailable, UnsafeSandboxWarning, open_sandbox
 
 
 def test_unsafe_back_end_warns_only_when_it_is_opened():

@@ -98,13 +98,7 @@ async def put_rows(trajectory: Trajectory, key: str) -> list[str]:
         {"propagation": "threshold", "decomp_granularity": "token_level", "group_by": "task_agent"},
         {"adv_estimator": "reinforce_plus_plus"},
         {"propagation": "calibrated"},
-        {
-            "propagation": "threshold",
-            "adv_estimator": "gae",
-            "gamma": 0.9,
-            "lam_token": 0.9,
-            "gamma_token": 0.99,
-        },
+        {"propagation": "threshold", "adv_estimator": "gae", "gamma": 0.9, "lam_token": 0.9, "gamma_token": 0.99},
     ],
     ids=lambda options: ",".join(map(str, options.values())) or "default",
 )

@@ -30,10 +30,7 @@ def overrides() -> Iterator[str]:
     classes += trainer.PARTNERS.values()
     classes += [type("Buffer", (buffer.RolloutBuffer, base), {}) for base in (ReplayBuffer, ReplayBufferAsync)]
     classes += [agent_loop.RolloutWorker, agent_loop.CreditflowAgentLoopManager]
-    classes += [
-        policy_servers.SeparatePolicyWorker,
-        versions.VersionedClient,
-    ]
+    classes += [policy_servers.SeparatePolicyWorker, versions.VersionedClient]
     for cls in classes:
         for place, own in enumerate(cls.__mro__):
             verls = [base for base in cls.__mro__[place + 1 :] if base.__module__.startswith("verl")]

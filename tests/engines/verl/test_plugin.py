@@ -224,10 +224,7 @@ def test_rows_that_do_not_fit_are_named(row, message):
         ({"score": None, "parents": None}, Entries()),
         ({"score": torch.tensor([0.5], dtype=torch.bfloat16, requires_grad=True)}, Entries(score=[0.5])),
         ({"score": [0.5, [0.5]]}, r"extra_fields.score\[1\]: expected a number"),
-        (
-            {"score": "high"},
-            r"row a_0_1: extra_fields.score\[0\]: expected a number .* of at most 1, got 'high'",
-        ),
+        ({"score": "high"}, r"row a_0_1: extra_fields.score\[0\]: expected a number .* of at most 1, got 'high'"),
         ({"score": {"a": 1}}, r"extra_fields.score\[0\]: expected a number"),
         ({"score": [0.5, 1.5]}, r"extra_fields.score\[1\]: expected a number .*, got 1.5"),
         ({"parents": ["0"]}, r"extra_fields.parents\[0\]: expected a whole number, got '0'"),
@@ -337,11 +334,8 @@ def test_mode_writes_advantages_and_the_step_file(queue, tmp_path):
             "trainer": {"experiment_name": "x"},
         }
     )
-    trainer.credit, trainer.use_critic, trainer.global_steps = (
-        plugin.Credit.from_config(trainer.config.algorithm),
-        False,
-        3,
-    )
+    trainer.credit = plugin.Credit.from_config(trainer.config.algorithm)
+    trainer.use_critic, trainer.global_steps = False, 3
     trainer.tokenizer = tokenizer
     trainer._folder = plugin.run_folder(tmp_path / "run", trainer.config, 0)
     metrics: dict[str, float] = {}

@@ -14,13 +14,7 @@ from creditflow.engines.local.policy import Policy
 from creditflow.engines.models.tiny import tiny_byte_model
 from creditflow.errors import RewardError
 from creditflow.plugins.model_rewards.process_model import ProcessModel
-from tests.plugins.model_rewards.tiny_models import (
-    a_step,
-    bpe_tokenizer,
-    save_causal,
-    save_classifier,
-    trajectory_of,
-)
+from tests.plugins.model_rewards.tiny_models import a_step, bpe_tokenizer, save_causal, save_classifier, trajectory_of
 from tests.rewards.trajectories import load, score
 
 PROMPT = "what is the sum of 4 and 4?"

@@ -164,9 +164,7 @@ def tool_field(name: str) -> dict:
 CHOICES = members(anthropic_types.message_create_params.ToolChoice)
 ITEM_PARTS = kinds(responses.ResponseInputContentParam) | kinds(Content)
 OBJECTS = {
-    "openai_chat": [
-        ("Parts of a chat message", kinds(ChatCompletionContentPartParam) | {"refusal"}, chat_part),
-    ],
+    "openai_chat": [("Parts of a chat message", kinds(ChatCompletionContentPartParam) | {"refusal"}, chat_part)],
     "openai_responses": [
         ("Input items", kinds(responses.ResponseInputItemParam), input_item),
         ("Parts of an item", ITEM_PARTS, item_part),

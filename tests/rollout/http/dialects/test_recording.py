@@ -102,10 +102,7 @@ def calls_twice(prompt: str) -> str:
     return "done" if "\n4\n" in prompt else f"Let me see. {CALL}{CALL}"
 
 
-@pytest.mark.parametrize(
-    ("loop", "clients"),
-    [(loop_of_responses, client_of), (loop_of_messages, anthropic_of)],
-)
+@pytest.mark.parametrize(("loop", "clients"), [(loop_of_responses, client_of), (loop_of_messages, anthropic_of)])
 def test_tool_loop_makes_the_same_steps_in_every_dialect(loop, clients):
     here, there = once(loop_of_chat, model=Templated(calls_twice)), once(loop, clients, model=Templated(calls_twice))
     assert here.steps == there.steps
