@@ -20,6 +20,7 @@ def colours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry[str]:
     registry: Registry[str] = Registry("paint.colour", group=GROUP, kind=str)
     registry.add("blue", "0000ff")
     registry.add("green", "00ff00")
+    registry.add("number", "one")
     return registry
 
 

@@ -86,7 +86,7 @@ class Registry(Generic[Entry]):
         self._declared.append((decorated, entry))
 
     def declaration(self, value: object) -> Entry | None:
-        """The entry of a decorated object; a record or an object of the kind is its own entry; None for any other."""
+        """The entry behind a value: the value if it is a record or of the kind, else the one it declares, or None."""
         if self._kind is not None and isinstance(value, self._kind):
             return cast(Entry, value)
         return next((entry for decorated, entry in reversed(self._declared) if decorated is value), None)
@@ -176,13 +176,19 @@ class Registry(Generic[Entry]):
         if (point := self._points().get(name)) is not None:
             where = f"entry point {name!r} of {self._group}"
             loaded = load_point(point)  # a module registers all its entries when it is first imported
-            if (entry := self.declaration(loaded)) is None and (entry := self._entries.get(name)) is None:
+            if (entry := self.declaration(loaded)) is None and (entry := self._of_package(point, name)) is None:
                 kind = f"an object of type {self._kind.__name__}" if self._kind else f"a declaration of {name!r}"
                 raise ConfigError(f"{where}: expected {kind}, got {type(loaded).__name__}")
             if self._entries.setdefault(name, entry) is not entry:
                 raise ConfigError(f"{where}: expected a new name, got {name!r}, which is taken")
         if name in self._entries:
             self._resolved.add(name)
+
+    def _of_package(self, point: EntryPoint, name: str) -> Entry | None:
+        """The entry that the package of `point` declares under a name."""
+        package, entry = point.module.partition(".")[0], self._entries.get(name)
+        packages = (decorated.__module__.partition(".")[0] for decorated, own in self._declared if own is entry)
+        return entry if package in packages else None
 
 
 def modules_in(package: str) -> Iterator[ModuleType]:

@@ -247,10 +247,14 @@ def test_fallback_shares_only_the_outcome() -> None:
 
 @pytest.mark.parametrize("metric", ["propagation/pass_rate", "credit/reach/planner"])
 def test_metrics_of_credit_are_skipped_during_a_fallback(metric) -> None:
-    """Under the shared reward both are 1. Neither their own rule nor another one recovers by that."""
+    """Under the shared reward both are 1. No rule recovers by that."""
     own = {"metric": metric, "below": 0.8, "window": 1, "recover_epochs": 1}
     rows_ = [{"reward/error_rate": 0.2, metric: 0.5}] + 3 * [{"reward/error_rate": 0.2, metric: 1.0}]
-    assert fired(guard(errors=FALLBACK, own=own), [{"step": 1, **row} for row in rows_]) == [(1, "errors", "fired")]
+    numbered = [{"step": step, **row} for step, row in enumerate(rows_, 1)]
+    for rules in ({"errors": FALLBACK, "own": own}, {"own": own, "errors": FALLBACK}):
+        assert fired(guard(**rules), numbered) == [(1, name, "fired") for name in rules]
+    recovers = numbered + 2 * [{"step": 6, "reward/error_rate": 0.0, metric: 1.0}]
+    assert fired(guard(errors=FALLBACK, own=own), recovers)[2:] == [(6, "errors", "recovered")]
     alone = guard(own={**own, "action": "fallback_identical", "cool_down": 0})
     assert fired(alone, rows(metric, 0.5, 1.0, 0.5, 1.0)) == [(1, "own", "fired")]
     assert alone.fallback

@@ -156,12 +156,13 @@ class _Watch:
     """See `RuleResult`."""
     held: bool = False
     """The rule is on, and `unless` keeps it from acting."""
-    against: float | None = None
-    """The running mean of `unless.metric`, since one noisy value may start a fallback that does not end."""
+    unless_mean: float | None = None
+    """The running mean of `unless.metric`. One noisy value could start a fallback that does not end."""
     undecided: bool = False
     """See `RuleResult`; reported at its first look only."""
 
 
+_OF_CREDIT = ("propagation/", "credit/")
 _FLAGS = tuple(flag.name for flag in fields(_Watch) if flag.name != "rule")
 """The state of a watch apart from that of its rule."""
 
@@ -212,20 +213,20 @@ class Guard:
         """Apply the rules to the metrics of a training step or an evaluation; events in the order of the rules.
 
         Absent and non-finite metrics are skipped. A non-finite metric of a rule that restores or stops makes the
-        checkpoint bad (see `good`). During a fallback `propagation/*` and `credit/*` are skipped too, since they then
-        describe the shared reward.
+        checkpoint bad (see `good`). `propagation/*` and `credit/*` of a step under a fallback are skipped too: they
+        describe the shared reward, so a rule would recover at once.
         """
+        if self.fallback:
+            metrics = {name: value for name, value in metrics.items() if not name.startswith(_OF_CREDIT)}
         return [event for rule in self.rules for event in self._look(step, rule, metrics)]
 
     def _look(self, step: int, rule: RuleSpec, metrics: Mapping[str, float]) -> Iterator[GuardEvent]:
-        if self.fallback and rule.metric.startswith(("propagation/", "credit/")):
-            return  # the fallback itself would seem to be the recovery
         for name in matching(rule.metric, metrics):
             over = _beside(name, rule.over, metrics) if rule.over is not None else None
             watch = self.watches.setdefault((rule.name, name), _Watch(rule.make()))
-            if rule.unless is not None and (against := _beside(name, rule.unless.metric, metrics)) is not None:
-                mean = against if watch.against is None else 0.8 * watch.against + 0.2 * against
-                watch.against = mean if math.isfinite(mean) else watch.against
+            if rule.unless is not None and (value := _beside(name, rule.unless.metric, metrics)) is not None:
+                mean = value if watch.unless_mean is None else 0.8 * watch.unless_mean + 0.2 * value
+                watch.unless_mean = mean if math.isfinite(mean) else watch.unless_mean
             if not math.isfinite(metrics[name]):
                 watch.suspect = True
                 continue
@@ -236,7 +237,8 @@ class Guard:
                 watch.quiet -= 1
             elif result.bad and (not watch.on or watch.held):
                 already, watch.on = watch.on, True
-                watch.held = rule.unless is not None and watch.against is not None and watch.against > rule.unless.above
+                seen = watch.unless_mean
+                watch.held = rule.unless is not None and seen is not None and seen > rule.unless.above
                 if already and watch.held:
                     continue
                 yield self._event(step, rule, name, "fired", result, held=watch.held)

@@ -85,17 +85,18 @@ def test_connections_to_frozen_models_close_with_each_batch(trained) -> None:
 
 
 def test_trl_trainer_refuses_unsupported_options(trained) -> None:
-    loss, estimator, function, twice, agents, longest, limit, none, tuned, scale, value = trained["refused"]
+    loss, estimator, function, twice, agents, longest, limit, none, tuned, scale, three, value = trained["refused"]
     assert "loss_type: expected dapo, bnpo, cispo, vespo, got 'grpo'" in loss
     assert "adv_estimator: expected one without a critic, got 'gae'" in estimator
     assert function.startswith("reward_funcs: expected none")
     assert "rewards[1]: the name 'right' is taken by rewards[0]" in twice
     assert agents == "agents: expected none without a workflow"
-    assert longest.startswith("max_completion_length: expected sampling.max_tokens=1048576 to ")
-    assert limit.startswith("max_completion_length: expected sampling.max_tokens=7 to ")
+    assert longest.startswith("max_completion_length: expected less than the model's ")
+    assert limit.startswith("sampling.max_tokens: expected at most max_completion_length (")
     assert none == "rewards: expected at least one function with a workflow"
-    assert tuned.startswith("theta: expected another kind than 'tuned'")
+    assert tuned.startswith("theta.kind: 'tuned' needs an accuracy")
     assert scale == "outcome_range: expected none with a workflow"
+    assert three == "outcome_range: expected a lowest and a highest number, got (0, 1, 2)"
     assert value.startswith("outcome: expected values in outcome_range (0.0, 1.0), got 1.1")
 
 

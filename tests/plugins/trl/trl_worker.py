@@ -341,6 +341,7 @@ def refused():
         {"args": config(), "rewards": []},
         {"args": config(), "credit": credit_options(propagation={"rule": "threshold", "theta": {"kind": "tuned"}})},
         {"args": config(), "outcome_range": (0, 2)},
+        {"args": config(), "workflow": None, "agents": None, "outcome_range": (0, 1, 2)},
         {
             "args": config(),
             "workflow": None,

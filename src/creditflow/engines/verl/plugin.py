@@ -73,14 +73,16 @@ class Entries(Section):
     @classmethod
     def checked(cls, values: Mapping[str, Any], key: str) -> Entries:
         """Read arrays, tensors and 32-bit scores, too. Raises ConfigError that names `key`."""
-        given = {name: values[name] for name in cls.model_fields if values.get(name) is not None}
+        given = {name: _plain(values[name]) for name in cls.model_fields if values.get(name) is not None}
         return checked(cls, given | {name: _list(given[name]) for name in ("score", "parents") if name in given}, key)
 
 
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
 def _list(value: Any) -> list[Any]:
-    """A number, list, array or tensor as a list. Scores from 32 bits are rounded: 1.00000003."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
+    """A number or list as a list. Scores from 32 bits are rounded: 1.00000003."""
     items = value if isinstance(value, list | tuple) else [value]
     return [round(float(item), 6) if isinstance(item, float | np.floating) else item for item in items]
 

@@ -124,7 +124,9 @@ class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
                 raise ConfigError(f"{name}: expected none {'with' if workflow else 'without'} a workflow")
         if workflow and not rewards:
             raise ConfigError("rewards: expected at least one function with a workflow")
-        self._outcome_range = outcome_range or (0.0, 1.0)
+        self._outcome_range = bounds = outcome_range or (0.0, 1.0)
+        if len(bounds) != 2 or not -math.inf < bounds[0] < bounds[1] < math.inf:
+            raise ConfigError(f"outcome_range: expected a lowest and a highest number, got {bounds}")
         self.workflow = workflow
         team = (agents or {}) if workflow else {_AGENT: ""}
         self.agents = {name: AgentSpec(agent) if isinstance(agent, str) else agent for name, agent in team.items()}
@@ -134,7 +136,7 @@ class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             raise ConfigError(f"adv_estimator: expected one without a critic, got {self.credit.adv_estimator!r}")
         self._threshold = self.credit.propagation.make_threshold()
         if isinstance(self._threshold, Tuned):
-            raise ConfigError("theta: expected another kind than 'tuned', which no validation accuracy reaches here")
+            raise ConfigError("theta.kind: 'tuned' needs an accuracy of validation, which TRL does not give")
         self._history = History()
         self._frozen = dict(frozen or {})
         self._max_failed_frac = max_failed_frac
@@ -157,9 +159,12 @@ class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             longest = self.args.max_completion_length
             room = client.max_positions - longest
             self.sampling = sampling or Sampling(longest, room, temperature=self.args.temperature)
-            if room < 1 or self.sampling.max_tokens > longest:
-                limits = f"sampling.max_tokens={self.sampling.max_tokens} to {client.max_positions - 1}, one less than"
-                raise ConfigError(f"max_completion_length: expected {limits} the model's positions, got {longest}")
+            if room < 1:
+                most = f"less than the model's {client.max_positions} positions"
+                raise ConfigError(f"max_completion_length: expected {most}, got {longest}")
+            if self.sampling.max_tokens > longest:
+                most = f"at most max_completion_length ({longest})"
+                raise ConfigError(f"sampling.max_tokens: expected {most}, got {self.sampling.max_tokens}")
         self._folder = None if run_folder is None else self._create_folder(Path(run_folder))
 
     def _end_responses_at(self, end_ids: list[int]) -> None:
@@ -169,7 +174,8 @@ class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             self.generation_config.eos_token_id = self.generation_kwargs["eos_token_id"] = end_ids
 
     def _create_folder(self, path: Path) -> RunFolder:
-        config = {"algorithm": spelled_out(self.credit), "data": {"seed": self.args.seed}}
+        data = {"seed": self.args.seed, "shuffle": bool(self.args.shuffle_dataset)}
+        config = {"algorithm": spelled_out(self.credit), "data": data}
         facts = {
             "recipe": "trl",
             "engine": "trl",

@@ -82,7 +82,7 @@ class Bubblewrap(Box):
     def memory_bound(self) -> tuple[int | None, str]:
         """The memory bound of all processes of a run together, in bytes (None: no cgroup), and the reason."""
         if self._parents is None:
-            return None, f"memory_mb of each process, without its socket buffers; no cgroup: {self._why_no_cgroup}"
+            return None, f"each has memory_mb, without its socket buffers; no cgroup: {self._why_no_cgroup}"
         return self._limits.memory_mb * MB, f"cgroup version {self._parents.version} at {self._parents.memory}"
 
     def _probe(self, candidates: Sequence[str]) -> None:
@@ -103,7 +103,8 @@ class Bubblewrap(Box):
             )
         raise SandboxUnavailable(
             "sandbox back end bubblewrap: no Python runs in a box here. "
-            + " ".join([*reasons, *host.restrictions(), "(see python, ro_bind, memory_mb, open_files, output_bytes)"])
+            + " ".join([*reasons, *host.restrictions()])
+            + " (see python, ro_bind, memory_mb, open_files, output_bytes; before Linux 5.14 also processes)"
         )
 
     def _try(self, prefix: list[str]) -> Result:
