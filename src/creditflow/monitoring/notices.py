@@ -210,6 +210,7 @@ def _training_steps(n: int) -> str:
 
 _ROLLOUTS = {
     "rollout/failed_frac": "failed and were masked",
+    "rollout/lost_frac": "left no record, so that the others may be a biased sample",
     "rollout/timeout_frac": "exceeded their time limit (actor_rollout_ref.rollout.timeout_s)",
 }
 _FAILED_FRAC = re.compile("reward/(.+)/failed_frac")

@@ -18,6 +18,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from creditflow import CreditOptions, Score, TrajectoryBatch, assign
 from creditflow.config import credit_options
+from creditflow.data import TRAJECTORY_STATUSES
 from creditflow.engines.models.tiny import tiny_byte_model
 from creditflow.engines.verl import plugin
 from creditflow.engines.verl.plugin import Entries, Row, Turns
@@ -154,6 +155,7 @@ def test_verls_check_refuses_options_that_nothing_reads(algorithm, mode, use_v1,
             "algorithm.creditflow.propagaton: expected an option of credit .did you mean 'propagation'",
         ),
         ({"creditflow": {"adv_estimator": "gae"}}, "gae reads a critic; set trainer.v1.trainer_mode=credit_sync"),
+        ({"creditflow": {"mask_truncated": True}}, "does not know which responses are cut; set trainer.v1"),
         ({"creditflow": {"folder": "runs/x"}}, "folder: an estimator does not know the training step; set trainer.v1"),
         ({"rollout_correction": {"rollout_rs": "token_k1"}}, "rejected tokens would look like turns"),
         ({"use_kl_in_reward": True}, "set actor_rollout_ref.actor.use_kl_loss=true"),
@@ -169,6 +171,8 @@ def test_verls_check_refuses_options_that_nothing_reads(algorithm, mode, use_v1,
 def test_estimator_refuses_what_it_cannot_do(algorithm, message):
     with pytest.raises(ConfigError, match=message):
         plugin.advantages(torch.zeros(1, 2), torch.ones(1, 2), OmegaConf.create(algorithm), ["a"])
+    with pytest.raises(ConfigError, match=message):  # at verl's start
+        plugin.check_options(OmegaConf.create({"algorithm": {"adv_estimator": "creditflow", **algorithm}}))
 
 
 def test_rows_of_agents_keep_parents_and_scores():
@@ -185,6 +189,12 @@ def test_rows_of_agents_keep_parents_and_scores():
     assert [*zip(batch.edge_child.tolist(), batch.edge_parent.tolist(), strict=True)] == [(2, 0), (2, 1)]
     np.testing.assert_array_equal(batch.scores[:, 0], [0.25, 0.5, np.nan])
     np.testing.assert_array_equal(turns.spread(np.arange(1.0, 5.0), mask.shape), [[3, 4], [1, 0], [0, 2], [0, 0]])
+
+
+def test_row_that_reaches_the_limit_truncates_its_trajectory():
+    rows = [Row("a", n, i, 1.0, cut=n == 1 and i == 0) for n in range(2) for i in range(2)]
+    status_N = Turns.from_rows(rows, np.ones((4, 1), bool), (0.0, 1.0)).batch.status_of_trajectory
+    assert [TRAJECTORY_STATUSES[status] for status in status_N] == ["ok", "truncated"]
 
 
 def test_rows_without_sampled_tokens_give_the_outcome():
@@ -229,16 +239,16 @@ def test_rows_that_do_not_fit_are_named(row, message):
         ({"score": [0.5, 1.5]}, r"extra_fields.score\[1\]: expected a number .*, got 1.5"),
         ({"parents": ["0"]}, r"extra_fields.parents\[0\]: expected a whole number, got '0'"),
         ({"agent": ["x"]}, r"extra_fields.agent: expected a text, got \['x'\]"),
-        ({"is_answer": True}, Entries(is_answer=True)),
+        ({"is_answer": np.True_, "parents": [np.int64(0)]}, Entries(is_answer=True, parents=[0])),
         ({"is_answer": "yes"}, r"extra_fields.is_answer: expected true or false, got 'yes'"),
     ],
 )
 def test_row_reads_extra_fields(fields, entries):
     if isinstance(entries, str):
         with pytest.raises(ConfigError, match=entries):
-            Row.from_fields("a_0_1", 1.0, fields)
+            Row.from_fields("a_0_1", 1.0, fields, False)
     else:
-        assert Row.from_fields("a_0_1", 1.0, fields).entries == entries
+        assert Row.from_fields("a_0_1", 1.0, fields, False).entries == entries
 
 
 def test_modes_extend_verls_trainers(monkeypatch):
@@ -249,6 +259,8 @@ def test_modes_extend_verls_trainers(monkeypatch):
     config = OmegaConf.create(
         {"algorithm": {"adv_estimator": "rloo"}, "trainer": {"v1": {"trainer_mode": "credit_sync"}}}
     )
+    with pytest.raises(ConfigError, match="in place of rloo; set grpo"):
+        plugin.check_options(config)
     with pytest.raises(ConfigError, match=r"reads algorithm.creditflow.adv_estimator in place of rloo; set grpo"):
         get_trainer_cls("credit_sync")(config)
     monkeypatch.setattr(plugin, "TESTED", {"0.1": dict.fromkeys(*plugin.TESTED.values(), "other")})
@@ -304,6 +316,7 @@ def test_mode_writes_advantages_and_the_step_file(queue, tmp_path):
             "response_mask": torch.tensor(mask),
             "rm_scores": torch.tensor([0.0] * 9 + [float(n)]),
             "rollout_log_probs": log_probs,
+            "raw_prompt": [{"role": "user", "content": [{"image": b"\x89"}, {"type": "text", "text": f"{uid}?"}]}],
             "extra_fields": {
                 "agent": agent,
                 "score": [0.5, n / 4],
@@ -329,12 +342,12 @@ def test_mode_writes_advantages_and_the_step_file(queue, tmp_path):
             "actor_rollout_ref": {
                 "actor": {"optim": {"lr": 1e-3}},
                 "model": {"path": "a/model"},
-                "rollout": {"n": 3, "calculate_log_probs": True},
+                "rollout": {"n": 4, "calculate_log_probs": True, "response_length": 10},
             },
             "trainer": {"experiment_name": "x"},
         }
     )
-    trainer.credit = plugin.Credit.from_config(trainer.config.algorithm)
+    trainer.credit = plugin.Credit.from_config(trainer.config.algorithm, mode=True)
     trainer.use_critic, trainer.global_steps = False, 3
     trainer.tokenizer = tokenizer
     trainer._folder = plugin.run_folder(tmp_path / "run", trainer.config, 0)
@@ -369,20 +382,20 @@ def test_mode_writes_advantages_and_the_step_file(queue, tmp_path):
     assert set(recorded.policy_version) == {2}
     assert recorded.prompts[:3] == ("planner a?", "planner a?plan:do", "solver a?")
     assert recorded.responses[:2] == ("plan:", " it")
-    assert recorded.is_answer[:4].tolist() == [False, True, False, False]
-    assert recorded.answers[0] == " it"
-    assert recorded.score_names == ("score",)
+    assert (recorded.answers[0], recorded.tasks[0].text) == (" it", "a?")
+    assert (recorded.score_names, np.flatnonzero(recorded.is_answer).tolist()[:2]) == (("score",), [1, 5])
     assert recorded.logprobs[:8].tolist() == log_probs.numpy()[np.array(mask) > 0].tolist()
     assert tokenizer.decode(recorded.response_ids[:8].tolist()) == "plan: it"
     assert metrics["credit/mean/solver"] > 0
-    assert metrics["train/outcome_mean"] == 0.5  # of 0, 1 and 2 in [0, 2]
-    assert metrics["train/pass_at_1"] == pytest.approx(1 / 3)
+    about = {"train/outcome_mean": 0.5, "train/pass_at_1": 1 / 3}  # of 0, 1 and 2 in [0, 2]
+    about |= {"rollout/truncated_frac": 1.0, "rollout/lost_frac": 0.25}  # all have 10 tokens; 6 of 8 rollouts
+    assert {name: metrics[name] for name in about} == pytest.approx(about)
     shown, findings = report_data(ledger, index := indexed(ledger))
     index.close()
     facts = {name: value for name, value, _ in shown["overview"]["run"]["facts"]}
     assert (facts["learning rate"], facts["model"]) == ("0.001", "a/model")
-    assert facts["run"] == "x, engine verl's own program"
-    known = {"actor": {"optim": {"lr": 1e-3}}, "model": {"path": "a/model"}, "rollout": {"n": 3}}
+    assert facts["run"] == "run, engine verl's own program"
+    known = {"actor": {"optim": {"lr": 1e-3}}, "model": {"path": "a/model"}, "rollout": {"n": 4}}
     credit = {"propagation": f"{file}:Mine", "group_by": "task_agent"}
     assert OmegaConf.load(tmp_path / "run/config.yaml") == {"algorithm": credit, "actor_rollout_ref": known}
     assert "Not judged: reward functions: no metrics of their scores are on record." in [f.sentence for f in findings]

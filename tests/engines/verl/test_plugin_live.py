@@ -24,15 +24,22 @@ pytestmark = pytest.mark.slow
 PROGRAM = "python3 -m verl.trainer.main_ppo"
 
 
-def train(folder: Path, *options: str, without: Sequence[str] = ()) -> list[dict[str, float]]:
+FIRST_ANSWERS = """
+        outputs[0].extra_fields["is_answer"] = True
+        outputs[-1].reward_score = len(set(outputs[0].response_ids)) % 3 / 2
+        outputs[-1].extra_fields["reward_extra_info"] = {}"""
+
+
+def train(folder: Path, *options: str, without: Sequence[str] = (), at_end: str = "") -> list[dict[str, float]]:
     """Run the page's command on a CPU; returns verl's metrics of each training step.
 
-    `options` follow those of the command, whose lines with a text of `without` are left out.
+    `options` follow those of the command, whose lines with a text of `without` are left out. `at_end`: the last lines
+    of the agent loop.
     """
     blocks = BLOCK.findall((ROOT / "docs/how_to/inside_verl.md").read_text())
     for file, _, text in blocks:
         if file:
-            (folder / file).write_text(text)
+            (folder / file).write_text(text.replace("\n        return outputs", f"{at_end}\n        return outputs"))
     command = next(text for _, _, text in blocks if PROGRAM in text)
     lines = command[command.index("export PYTHONPATH") :].replace(PROGRAM, f"{sys.executable} -m verl_cpu").splitlines()
     logged = ("trainer.logger=[file]", f"trainer.project_name={folder}", "trainer.experiment_name=metrics")
@@ -54,9 +61,11 @@ def train(folder: Path, *options: str, without: Sequence[str] = ()) -> list[dict
 
 @pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
 def test_mode_trains_on_the_advantages_of_assign(tmp_path, mode):
+    """In one mode the solver's output is a comment on the answer, which is the planner's."""
+    first = mode == "colocate_async"
     options = [f"trainer.v1.trainer_mode=credit_{mode}", "algorithm.creditflow.propagation=threshold"]
     options += ["trainer.v1.separate_async.parameter_sync_step=1"] if mode == "separate_async" else []
-    steps = train(tmp_path, *options)
+    steps = train(tmp_path, *options, at_end=FIRST_ANSWERS if first else "")
     (run,) = (tmp_path / "runs").iterdir()
     ledger = Ledger.open(run)
     assert ledger.steps == (1, 2, 3)
@@ -70,7 +79,8 @@ def test_mode_trains_on_the_advantages_of_assign(tmp_path, mode):
         assert np.isnan(batch.scores[1::2]).all()  # planners alone have scores
         assert np.std(batch.scores[::2]) > 0.05
         assert {task.text: task.ground_truth for task in batch.tasks}.items() <= truths.items()
-        assert list(batch.answers) == list(batch.responses[1::2])
+        assert list(batch.answers) == list(batch.responses[0 if first else 1 :: 2])
+        assert len(batch.answers) == 16
         assert (batch.policy_version == number - 1).all() or mode == "separate_async"
         for name, value in {"mean": token_T.mean(), "max": token_T.max(), "min": token_T.min()}.items():
             assert verl_metrics[f"critic/advantages/{name}"] == pytest.approx(value, abs=1e-5)

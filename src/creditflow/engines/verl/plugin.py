@@ -35,7 +35,7 @@ from creditflow.credit import Assignment, CreditOptions, assign
 from creditflow.credit.analysis.metrics import batch_stats
 from creditflow.credit.history import History
 from creditflow.credit.thresholds.base import Threshold
-from creditflow.data import Bools, Floats, Ints, Task, TrajectoryBatch
+from creditflow.data import TRAJECTORY_STATUSES, Bools, Floats, Ints, Task, TrajectoryBatch
 from creditflow.data.trajectory import content_text
 from creditflow.errors import BatchError, ConfigError, InputError
 
@@ -52,6 +52,7 @@ TESTED = {
     }
 }
 """The methods of verl that a mode overrides or relies on, with the hashes of their source in the tested versions."""
+_USE_MODE = f"set trainer.v1.trainer_mode={PREFIX}sync instead of algorithm.adv_estimator={ESTIMATOR}"
 _SHARED = (
     *("data.train_files", "data.val_files", "data.train_batch_size", "data.seed", "actor_rollout_ref.model.path"),
     *("actor_rollout_ref.actor.optim.lr", "actor_rollout_ref.rollout.n", "actor_rollout_ref.rollout.temperature"),
@@ -83,8 +84,8 @@ def _plain(value: Any) -> Any:
 
 def _list(value: Any) -> list[Any]:
     """A number or list as a list. Scores from 32 bits are rounded: 1.00000003."""
-    items = value if isinstance(value, list | tuple) else [value]
-    return [round(float(item), 6) if isinstance(item, float | np.floating) else item for item in items]
+    items = [_plain(item) for item in (value if isinstance(value, list | tuple) else [value])]
+    return [round(item, 6) if isinstance(item, float) else item for item in items]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,13 +99,15 @@ class Row:
     """The place in the list that the agent loop returned."""
     outcome: float
     entries: Entries = field(default_factory=Entries)
+    cut: bool = False
+    """Whether its response reaches verl's limit, so that its trajectory is truncated."""
 
     @classmethod
-    def from_fields(cls, key: str, outcome: float, extra_fields: Any) -> Row:
+    def from_fields(cls, key: str, outcome: float, extra_fields: Any, cut: bool) -> Row:
         """The row of a key `uid_session_index`. Raises ConfigError for entries of a wrong type."""
         uid, session, index = key.rsplit("_", 2)
         extra = getattr(extra_fields, "data", extra_fields) or {}
-        return cls(uid, int(session), int(index), outcome, Entries.checked(extra, f"row {key}: extra_fields"))
+        return cls(uid, int(session), int(index), outcome, Entries.checked(extra, f"row {key}: extra_fields"), cut)
 
     def __str__(self) -> str:
         return f"row {self.uid}_{self.session}_{self.index}"
@@ -162,7 +165,9 @@ class Turns:
             token_offsets=np.append(np.flatnonzero(start_RL[mask_RL]), len(row_T)),
             response_mask=np.ones(len(row_T), dtype=np.bool_),
         )
-        return cls(batch, (order[row_T], column_T))
+        cut_N = [any(row.cut for row in part) for part in trajectories]
+        status_N = np.where(cut_N, TRAJECTORY_STATUSES.index("truncated"), batch.status_of_trajectory)
+        return cls(replace(batch, status_of_trajectory=status_N), (order[row_T], column_T))
 
     def spread(self, column_T: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
         """[R, L] the values of the sampled tokens in verl's rows, 0 elsewhere."""
@@ -224,29 +229,44 @@ class Credit:
     history: History = field(default_factory=History)
 
     @classmethod
-    def from_config(cls, algorithm: Any) -> Credit:
-        """Read verl's section `algorithm`. Raises ConfigError for unknown and unusable options, as for a recipe."""
+    def from_config(cls, algorithm: Any, *, mode: bool) -> Credit:
+        """Read verl's section `algorithm`, for a trainer mode or for the estimator.
+
+        Raises ConfigError for unknown and unusable options, as for a recipe.
+        """
         from creditflow.config import credit_options
 
-        if algorithm.get("use_kl_in_reward"):
-            raise ConfigError(
-                "algorithm.use_kl_in_reward: credit has no term for it inside verl's program; set "
-                "actor_rollout_ref.actor.use_kl_loss=true"
-            )
         keys, own = _options(algorithm)
         settings = checked(Settings, own, KEY)
         low, high = settings.outcome_range
-        if not low < high:
-            raise ConfigError(f"{KEY}.outcome_range: expected the lowest reward first, got [{low:g},{high:g}]")
         try:
             options = credit_options(**keys)
         except ConfigError as error:  # it names keys of a recipe
             raise ConfigError(str(error).replace("algorithm.", f"{KEY}.")) from error
-        if options.group_by == "task_agent_state":
-            raise ConfigError(f"{KEY}.group_by: prompts are not known here; set task_agent_turn")
-        if "max_version_lag" in keys:
-            raise ConfigError(f"{KEY}.max_version_lag: the versions of the policy are not known here; leave it out")
-        return cls(options, settings, options.propagation.make_threshold())
+        verls, rejects = algorithm.get("adv_estimator"), (algorithm.get("rollout_correction") or {}).get("rollout_rs")
+        if algorithm.get("use_kl_in_reward"):
+            wrong = "use_kl_in_reward: not in credit; set actor_rollout_ref.actor.use_kl_loss=true"
+        elif not low < high:
+            wrong = f"creditflow.outcome_range: expected the lowest reward first, got [{low:g},{high:g}]"
+        elif options.group_by == "task_agent_state":
+            wrong = "creditflow.group_by: prompts are not known here; set task_agent_turn"
+        elif "max_version_lag" in keys:
+            wrong = "creditflow.max_version_lag: the versions of the policy are not known here; leave it out"
+        elif mode and str(verls) not in ("gae", "grpo", ESTIMATOR):
+            wrong = f"adv_estimator: a mode reads {KEY}.adv_estimator in place of {verls}; set grpo"
+        elif mode and settings.turn_scores:
+            wrong = "creditflow.turn_scores: a mode reads scores from extra_fields; leave it out"
+        elif not mode and options.estimator.critic:
+            wrong = f"creditflow.adv_estimator: {options.adv_estimator} reads a critic; {_USE_MODE}"
+        elif not mode and settings.folder:
+            wrong = f"creditflow.folder: an estimator does not know the training step; {_USE_MODE}"
+        elif not mode and options.mask_truncated:
+            wrong = f"creditflow.mask_truncated: an estimator does not know which responses are cut; {_USE_MODE}"
+        elif not mode and rejects:
+            wrong = f"rollout_correction.rollout_rs: rejected tokens would look like turns; {_USE_MODE}"
+        else:
+            return cls(options, settings, options.propagation.make_threshold())
+        raise ConfigError(f"algorithm.{wrong}")
 
     def assign(self, turns: Turns, values_T: Floats | None = None) -> Assignment:
         """Assign credit, and learn from the batch."""
@@ -281,19 +301,13 @@ def advantages(token_level_rewards: Any, response_mask: Any, config: Any = None,
     from omegaconf import OmegaConf
 
     config = {} if config is None else config
-    credit = _CREDITS.setdefault(repr(config.get("creditflow")), Credit.from_config(config))
-    use_mode = f"set trainer.v1.trainer_mode={PREFIX}sync instead of algorithm.adv_estimator={ESTIMATOR}"
-    if credit.options.estimator.critic:
-        raise ConfigError(f"{KEY}.adv_estimator: {credit.options.adv_estimator} reads a critic; {use_mode}")
-    if credit.settings.folder is not None:
-        raise ConfigError(f"{KEY}.folder: an estimator does not know the training step; {use_mode}")
-    if (config.get("rollout_correction") or {}).get("rollout_rs"):
-        raise ConfigError(f"algorithm.rollout_correction.rollout_rs: rejected tokens would look like turns; {use_mode}")
+    key = repr(config.get("creditflow"))
+    credit = _CREDITS[key] = _CREDITS.get(key) or Credit.from_config(config, mode=False)
     mask_RL, reward_RL = response_mask.bool().cpu().numpy(), token_level_rewards.double().cpu().numpy()
     root = config._get_root() if OmegaConf.is_config(config) else OmegaConf.create()
     n, rows_of = OmegaConf.select(root, "actor_rollout_ref.rollout.n"), Counter(np.array(index)[mask_RL.any(axis=1)])
     if n and (more := next((f"{rows} rows of task {uid}" for uid, rows in rows_of.items() if rows > n), None)):
-        raise BatchError(f"{more}, but actor_rollout_ref.rollout.n={n}; for agent loops that return a list, {use_mode}")
+        raise BatchError(f"{more}, but actor_rollout_ref.rollout.n={n}; if agent loops return lists, {_USE_MODE}")
     scored = credit.settings.turn_scores
     rows = [_row_of_rewards(str(uid), r, reward_RL[r], mask_RL[r], scored) for r, uid in enumerate(index)]
     turns = Turns.from_rows(rows, mask_RL, credit.settings.outcome_range)
@@ -327,11 +341,7 @@ class CreditMode:
         root = Path(str(sys.modules["verl"].__file__)).parent
         if differs := difference(root, TESTED):
             raise ConfigError(f"trainer.v1.trainer_mode: this verl {differs}; install one of these versions")
-        self.credit = Credit.from_config(config.algorithm)
-        if (name := str(config.algorithm.adv_estimator)) not in ("gae", "grpo", ESTIMATOR):
-            raise ConfigError(f"algorithm.adv_estimator: a mode reads {KEY}.adv_estimator in place of {name}; set grpo")
-        if self.credit.settings.turn_scores:
-            raise ConfigError(f"{KEY}.turn_scores: a trainer mode reads scores from extra_fields; leave it out")
+        self.credit = Credit.from_config(config.algorithm, mode=True)
         with open_dict(config):  # verl compares the name of the mode, and derives the critic from the estimator
             config.trainer.v1.trainer_mode = config.trainer.v1.trainer_mode.removeprefix(PREFIX)
             config.algorithm.adv_estimator = "gae" if self.credit.options.estimator.critic else "grpo"
@@ -367,7 +377,9 @@ class CreditMode:
 
         mask_RL = data["response_mask"].to_padded_tensor(0).bool().numpy()
         outcome_R = [float(reward_L.sum()) for reward_L in data["rm_scores"].unbind()]
-        rows = list(map(Row.from_fields, batch.keys, outcome_R, data["extra_fields"]))
+        most = self.config.actor_rollout_ref.rollout.response_length
+        cut_R = [len(mask_L) >= most for mask_L in data["response_mask"].unbind()]
+        rows = list(map(Row.from_fields, batch.keys, outcome_R, data["extra_fields"], cut_R))
         turns = Turns.from_rows(rows, mask_RL, self.credit.settings.outcome_range)
         values_T = data["values"].to_padded_tensor(0).double().numpy()[turns.token_T] if self.use_critic else None
         assignment = self.credit.assign(turns, values_T)
@@ -391,6 +403,8 @@ class CreditMode:
         metrics.update(step_metrics(assignment.batch, None, assignment, self.credit.threshold))
         ended = evaluation_metrics(assignment.batch, n=1)
         metrics.update({f"train/{name}": ended[name] for name in ("pass_at_1", "outcome_mean")})
+        rollouts = self.config.actor_rollout_ref.rollout.n * len(assignment.batch.group_names)
+        metrics["rollout/lost_frac"] = 1 - assignment.batch.n_trajectories / rollouts
         if self._folder is not None:
             self._folder.write_steps(self.global_steps, self._recorded(turns, where), assignment)
             self._folder.append_metrics(self.global_steps, numbers(metrics))
@@ -444,7 +458,7 @@ _TASK = ("data_source", "raw_prompt", "reward_model")
 
 def _task(columns: Mapping[str, Any]) -> Task:
     """The task of a row for the record, whatever the columns hold."""
-    plain = to_jsonable_python(dict(columns), fallback=lambda value: getattr(value, "tolist", value.__str__)())
+    plain = to_jsonable_python(dict(columns), bytes_mode="base64", fallback=lambda v: getattr(v, "tolist", v.__str__)())
     messages, truth = plain.get("raw_prompt"), plain.get("reward_model")
     messages = [message for message in messages if isinstance(message, dict)] if isinstance(messages, list) else []
     prompt = [{"role": str(of.get("role")), "content": content_text(of.get("content"))} for of in messages]
@@ -462,7 +476,7 @@ def run_folder(path: Path, config: Any, step: int) -> RunFolder:
     from creditflow.runs import RunFolder
 
     credit = {"algorithm": _options(config.algorithm)[0]}
-    recipe = recipe_of_dict(credit, str(config.trainer.experiment_name), path)
+    recipe = recipe_of_dict(credit, path.name, path)
     facts = run_facts(recipe, "verl's own program", ("torch", "verl"), verl=OmegaConf.to_container(config))
     known = nested(credit | {key: value for key in _SHARED if (value := OmegaConf.select(config, key)) is not None})
     facts |= {"config": OmegaConf.to_container(known), "seed": OmegaConf.select(known, "data.seed")}
@@ -500,7 +514,9 @@ def check_options(config: Any) -> None:
     mode = str(OmegaConf.select(config, "trainer.v1.trainer_mode"))
     is_mode = mode.startswith(PREFIX) and OmegaConf.select(config, "trainer.use_v1", default=True)
     if is_mode or config.algorithm.adv_estimator == ESTIMATOR:
-        Credit.from_config(config.algorithm)
+        credit = Credit.from_config(config.algorithm, mode=is_mode)
+        if credit.options.estimator.critic and OmegaConf.select(config, "critic.enable") is False:
+            raise ConfigError(f"critic.enable: expected null, since {KEY}.adv_estimator reads a critic")
     elif "creditflow" in config.algorithm:
         raise ConfigError(
             f"{KEY}: without effect; set trainer.v1.trainer_mode={PREFIX}sync (and trainer.use_v1=true, verl's "
@@ -536,15 +552,16 @@ def _add_estimator(core_algos: Any) -> None:
 
 
 def _add_modes(trainers: Any) -> None:
-    from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
-
-    for name in TRAINER_REGISTRY.keys() & {"sync", "colocate_async", "separate_async"}:
-        mode = type(f"Credit_{name}", (CreditMode, TRAINER_REGISTRY[name]), {})
+    known = getattr(sys.modules.get("verl.trainer.ppo.v1.trainer_base"), "TRAINER_REGISTRY", {})
+    for name in known.keys() & {"sync", "colocate_async", "separate_async"}:
+        mode = type(f"Credit_{name}", (CreditMode, known[name]), {})
         trainers.register_trainer(f"{PREFIX}{name}")(mode)
 
 
 def _add_check(configs: Any) -> None:
     """Extend verl's check of the configuration, with which `main_ppo` begins."""
+    if not hasattr(configs, "validate_config"):
+        return
 
     @wraps(verls := configs.validate_config)
     def validate_config(config: Any, *args: Any, **kwargs: Any) -> None:

@@ -33,17 +33,6 @@ class RuleResult:
     """The newest value is on the wrong side, but rests on too few samples to tell. The guard reports it once."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """The bound beyond which a rule fires."""
-
-    option: str
-    """The option that sets it."""
-    value: float
-    sign: int
-    """1: the rule fires above the bound; -1: below."""
-
-
 @runtime_checkable
 class GuardRule(Protocol):
     """The interface of every kind, built-in or user-defined. One rule watches one metric."""
@@ -107,22 +96,20 @@ class BoundedRule(SeriesRule):
     def __post_init__(self) -> None:
         if (self.above is None) == (self.below is None):
             raise ConfigError("above, below: expected one of them")
-        expect_recovery(self.recover, self.limit)
+        expect_recovery(self.recover, "below" if self.above is None else "above", *self.limit)
 
     @property
-    def limit(self) -> Limit:
-        if self.above is not None:
-            return Limit("above", self.above, 1)
-        assert self.below is not None
-        return Limit("below", self.below, -1)
+    def limit(self) -> tuple[float, int]:
+        """The bound, and the side on which the rule fires: 1 above, -1 below."""
+        return (self.below or 0.0, -1) if self.above is None else (self.above, 1)
 
 
-def expect_recovery(recover: float | None, limit: Limit) -> None:
-    """Raise ConfigError if a rule would recover where it fires."""
-    if recover is not None and limit.sign * (recover - limit.value) > 0:
+def expect_recovery(recover: float | None, option: str, bound: float, sign: int) -> None:
+    """Raise ConfigError if a rule would recover where it fires. `option`: that of the bound; `sign`: see `limit`."""
+    if recover is not None and sign * (recover - bound) > 0:
         raise ConfigError(
-            f"recover: {recover:g} lies where the rule fires ({limit.option} {limit.value:g}): it would be well and "
-            f"ill at once; expected at {'least' if limit.sign < 0 else 'most'} {limit.value:g}"
+            f"recover: {recover:g} lies where the rule fires ({option} {bound:g}): it would be well and ill at once; "
+            f"expected at {'least' if sign < 0 else 'most'} {bound:g}"
         )
 
 

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, field
 
 from creditflow.monitoring.guard_rules.base import (
-    Limit,
     RuleResult,
     SeriesRule,
     expect_recovery,
@@ -36,7 +35,7 @@ class Drop(SeriesRule):
     def __post_init__(self) -> None:
         if self.recover is None:
             self.recover = self.by / 2
-        expect_recovery(self.recover, Limit("by", self.by, 1))
+        expect_recovery(self.recover, "by", self.by, 1)
 
     def look(self, value: float, over: float | None) -> RuleResult:
         assert self.recover is not None

@@ -23,7 +23,7 @@ class Interval(BoundedRule):
     """The far ends of the newest intervals; the limit itself for a missing end."""
 
     def look(self, value: float, over: float | None) -> RuleResult:
-        limit, sign = self.limit.value, self.limit.sign
+        limit, sign = self.limit
         end = limit if over is None else over
         self.ends = [*self.ends, end][-self.window :]
         numbers = {"value": value, "interval_end": end, "limit": limit, "window": float(len(self.ends))}

@@ -54,7 +54,7 @@ class Level(BoundedRule):
         if not scale:
             return RuleResult(False, False, {"value": value})
         self.values = [*self.values, (value, over or 0.0)][-max(self.window, self.recover_epochs, _NEIGHBOURS) :]
-        bound, sign = self.limit.value, self.limit.sign
+        bound, sign = self.limit
         limit, recover = scale * bound, scale * (bound if self.recover is None else self.recover)
         window = self.values[-self.window :]
         numbers = {"value": value, "limit": limit, "window": float(len(window))}
@@ -79,7 +79,7 @@ class Level(BoundedRule):
         tests = []
         for width in range(shortest, len(window) + 1):
             mean, spread = _pooled(window[-width:], limit, scatter)
-            p = one_sided_p_value(self.limit.sign * (mean - limit), spread)
+            p = one_sided_p_value(self.limit[1] * (mean - limit), spread)
             tests.append({"window": float(width), "mean": mean, "over": sum(n for _, n in window[-width:]), "p": p})
         return min(tests, key=lambda test: test["p"]), self.window - shortest + 1
 
